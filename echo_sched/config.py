@@ -1,0 +1,61 @@
+"""Settings of an engine: frozen, complete, and the one source of its command-line flags (see flags.py).
+
+Unknown keys are errors. Nobody writes into a config later; `resolve()` style changes return a new value.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+PolicyName = Literal["off", "static", "echo"]
+DrafterName = Literal["ngram"]
+GateName = Literal["sparse", "dense", "none", "random"]
+DtypeName = Literal["auto", "float64", "float32", "bfloat16"]
+NumericsName = Literal["fast", "exact"]
+
+
+class EngineConfig(BaseModel):
+    """Everything that decides what an engine computes. Field descriptions are the flags' help texts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(DEFAULT_MODEL, description="alias, local folder, GGUF file or hub id of the target model")
+    drafter: DrafterName = Field("ngram", description="what proposes draft tokens")
+    draft_model: str | None = Field(None, description="weights of the drafter, for drafters that have any")
+    policy: PolicyName = Field("echo", description="scheduling rule that shares K_max among requests")
+    profile: str | None = Field(
+        None, description="profile file written by `echo-sched calibrate` (default: the built-in profile)"
+    )
+    k_max: int = Field(32, ge=0, description="most draft tokens the whole batch may verify in one step")
+    max_depth: int = Field(8, ge=1, le=64, description="deepest draft node (D_max)")
+    branching: int = Field(4, ge=1, le=64, description="children the drafter proposes per node")
+    gate: GateName = Field("sparse", description="echo: depths whose confidence is read (ablation)")
+    gate_scope: Literal["request", "branch"] = Field(
+        "request", description="echo: what a closed gate truncates (ablation)"
+    )
+    thresholds: Literal["per-depth", "single"] = Field(
+        "per-depth", description="echo: one threshold per checkpoint, or one for all (ablation)"
+    )
+    transfer: Literal["on", "off"] = Field(
+        "on", description="echo: budget left by truncated requests goes to others (ablation)"
+    )
+    widen: Literal["on", "off"] = Field("on", description="echo: spend what is left on siblings (ablation)")
+    widen_scope: Literal["all", "truncation"] = Field(
+        "all", description="echo: widen below every granted node, or at truncation points only"
+    )
+    dtype: DtypeName = Field("auto", description="precision of weights and KV (auto: the checkpoint's own)")
+    numerics: NumericsName = Field(
+        "fast", description="exact: a row's result never depends on what is batched with it, bit for bit"
+    )
+    device: str = Field("auto", description="torch device (auto: an accelerator if torch can use one, else cpu)")
+    max_batch_size: int = Field(32, ge=1, le=1024, description="most requests running at once (KV slots)")
+    max_model_len: int = Field(2048, ge=8, description="most tokens of one request, prompt included")
+    kv_memory: float | None = Field(
+        None, gt=0, description="GiB for the KV cache (default: at most half of the free memory)"
+    )
+    chunk_tokens: int = Field(
+        128, ge=1, description="prompt tokens per step while others decode; more when nothing decodes"
+    )
+    seed: int = Field(0, ge=0, description="seed of everything random outside sampling (random gate)")

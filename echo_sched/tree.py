@@ -1,0 +1,186 @@
+"""Tree algebra on flat arrays: one request's draft tree, and the packing of all trees of a step.
+
+A draft tree is a list of nodes in the order they were granted. Node indices are local to the tree; `ROOT` (-1) stands
+for the root, which is no draft node. Parents always precede their children.
+
+Packed rows of one step (one request's rows are contiguous; row 0 of a decoding request is its root):
+
+    rows      [ root a | nodes of a ............ | root b | nodes of b | prompt chunk of c ......... ]
+    kind        tree                               tree                  chain (accepted by definition)
+
+Knows nothing of tensors, caches or policies.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = -1
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+class Offers(NamedTuple):
+    """Candidate nodes, flat over requests. All arrays [C]; `request` indexes the step's decoding requests.
+
+    Siblings (same request and parent) carry distinct tokens. `path_logp` is S: the sum of the drafter's
+    log-probabilities from the root's child down to this candidate.
+    """
+
+    request: IntArray
+    parent: IntArray  # node index in the request's tree, or ROOT
+    token: IntArray
+    path_logp: FloatArray
+
+    def take(self, rows: IntArray | BoolArray) -> "Offers":
+        return Offers(self.request[rows], self.parent[rows], self.token[rows], self.path_logp[rows])
+
+    @property
+    def size(self) -> int:
+        return len(self.request)
+
+    @staticmethod
+    def empty() -> "Offers":
+        none = np.zeros(0, np.int64)
+        return Offers(none, none, none, np.zeros(0, np.float64))
+
+    @staticmethod
+    def concat(parts: Sequence["Offers"]) -> "Offers":
+        if not parts:
+            return Offers.empty()
+        return Offers(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+class Frontier(NamedTuple):
+    """Nodes whose children are wanted next. Arrays [F]; `node` may be ROOT."""
+
+    request: IntArray
+    node: IntArray
+
+
+@dataclass
+class DraftTree:
+    """One request's draft nodes in grant order."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    path_logps: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, path_logp: float) -> int:
+        """Append a node below `parent` (or ROOT) and return its index."""
+        assert ROOT <= parent < len(self.tokens), "parents precede children"
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        self.path_logps.append(path_logp)
+        return len(self.tokens) - 1
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from the root's child down to `node`; empty for ROOT."""
+        tokens = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` (or ROOT) that carries `token`, if any."""
+        for index, (parent, candidate) in enumerate(zip(self.parents, self.tokens, strict=True)):
+            if parent == node and candidate == token:
+                return index
+        return None
+
+
+class Segment(NamedTuple):
+    """One request's rows in a step. `parents` are row offsets in the segment, -1 for a row that follows the cache."""
+
+    slot: int
+    base_len: int  # tokens of this request that are in the cache before the step
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    num_logit_rows: int  # how many of its last rows need logits
+
+
+class SuperTree(NamedTuple):
+    """All rows of one verify step, packed. N rows, B segments, R logit rows."""
+
+    token: IntArray  # [N]
+    parent: IntArray  # [N] packed row, -1 where the parent is in the cache
+    depth: IntArray  # [N] rows between this one and the cache
+    position: IntArray  # [N] absolute position = base_len + depth
+    segment: IntArray  # [N]
+    slot: IntArray  # [B]
+    base_len: IntArray  # [B]
+    start: IntArray  # [B + 1] first row of each segment
+    logit_row: IntArray  # [R] packed rows whose logits are wanted, ascending
+    logit_start: IntArray  # [B + 1] first logit row of each segment
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token)
+
+    def local_parents(self, segment: int) -> IntArray:
+        """Row offsets inside the segment, -1 where the parent is in the cache."""
+        low, high = self.start[segment], self.start[segment + 1]
+        parents = self.parent[low:high]
+        return np.where(parents < 0, parents, parents - low)
+
+
+def depths_of(parents: Sequence[int] | IntArray) -> IntArray:
+    """Distance of each row from the cache, given parents [n] that precede their children."""
+    depths = np.zeros(len(parents), np.int64)
+    for row, parent in enumerate(parents):
+        assert parent < row, "parents precede children"
+        depths[row] = 0 if parent < 0 else depths[parent] + 1
+    return depths
+
+
+def ancestor_mask(parents: Sequence[int] | IntArray) -> BoolArray:
+    """[n, n]: row i may look at row j iff j is i or an ancestor of i."""
+    count = len(parents)
+    mask = np.zeros((count, count), np.bool_)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            mask[row] = mask[parent]
+        mask[row, row] = True
+    return mask
+
+
+def is_prefix_closed(parents: Sequence[int] | IntArray) -> bool:
+    """Every row's parent is in the set and precedes it."""
+    return all(-1 <= parent < row for row, parent in enumerate(parents))
+
+
+def pack(segments: Sequence[Segment]) -> SuperTree:
+    """Lay the segments of a step end to end."""
+    lengths = [len(segment.tokens) for segment in segments]
+    start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    local = [np.asarray(segment.parents, np.int64) for segment in segments]
+    depth = [depths_of(parents) for parents in local]
+    base_len = np.array([segment.base_len for segment in segments], np.int64)
+    wanted = [segment.num_logit_rows for segment in segments]
+    return SuperTree(
+        token=_join([np.asarray(segment.tokens, np.int64) for segment in segments]),
+        parent=_join([np.where(p < 0, -1, p + low) for p, low in zip(local, start[:-1], strict=True)]),
+        depth=_join(depth),
+        position=_join([d + base for d, base in zip(depth, base_len, strict=True)]),
+        segment=np.repeat(np.arange(len(segments), dtype=np.int64), lengths),
+        slot=np.array([segment.slot for segment in segments], np.int64),
+        base_len=base_len,
+        start=start,
+        logit_row=_join([np.arange(high - n, high) for high, n in zip(start[1:], wanted, strict=True)]),
+        logit_start=np.concatenate([[0], np.cumsum(wanted)]).astype(np.int64),
+    )
+
+
+def _join(parts: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)

@@ -1,0 +1,24 @@
+"""What every test file shares: the folder of reference data, and the skip for machines without an accelerator."""
+
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Prompt sets and traces that lie beside the repository and are never part of it."""
+    folder = REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the reference data, ../shared/data, is not on this machine")
+    return folder
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.accelerator.is_available():
+            pytest.skip("torch sees no accelerator on this machine")
