@@ -1,0 +1,117 @@
+"""The plain values between the loop, a policy and an allocation: Load -> Plan -> Grant ... -> AllocationReport.
+
+Data only. A plan is all an allocation knows of the policy that wrote it, so that every policy, ablations included,
+drives the same code. B is the number of decoding requests of the step; requests are named by index, in arrival order.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from echo_sched.scheduler.gate import GateRule, GateScope
+from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
+
+WidenScope = Literal["all", "truncation"]
+
+
+class Load(NamedTuple):
+    """What a policy knows of a step before it begins."""
+
+    num_requests: int  # B
+    step: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one step may spend and where its trees are read. Tuples by depth are [max_depth]; entry d - 1 is depth d."""
+
+    k_max: int  # most nodes of all trees together
+    max_depth: int  # D_max; 0 plans no trees
+    target_depth: int  # d0; nodes below it count as deepened
+    widths: tuple[int, ...]  # most nodes a request offers at each depth, at least 1
+    thresholds: tuple[float | None, ...]  # the gate's cut-off; None: the depth is not read
+    children: tuple[int, ...] | None = None  # most children a node offers at each depth; None: as many as it has
+    truncation_rates: tuple[float, ...] | None = None  # random gate: chance of truncation at each read depth
+    random_key: tuple[int, int] = (0, 0)  # (seed, step); with the depth it decides every draw
+    gate_scope: GateScope = "request"
+    shares: tuple[int, ...] | None = None  # [B] most nodes per request, no transfer; None: budget moves freely
+    widen: bool = False
+    widen_scope: WidenScope = "all"
+
+    def __post_init__(self) -> None:
+        assert self.k_max >= 0 and self.max_depth >= 0
+        assert len(self.widths) == len(self.thresholds) == self.max_depth and all(width >= 1 for width in self.widths)
+        assert self.children is None or len(self.children) == self.max_depth
+        assert self.truncation_rates is None or len(self.truncation_rates) == self.max_depth
+        assert self.shares is None or sum(self.shares) <= self.k_max
+
+    def gate_rule(self, depth: int) -> GateRule | None:
+        """How the gate reads `depth` (from 1); None when it does not."""
+        threshold = self.thresholds[depth - 1]
+        if threshold is None:
+            return None
+        if self.truncation_rates is None:
+            return GateRule(threshold, self.gate_scope)
+        return GateRule(threshold, self.gate_scope, self.truncation_rates[depth - 1], (*self.random_key, depth))
+
+
+class Grant(NamedTuple):
+    """Nodes that were paid for, in the order that numbers them. Arrays [G]."""
+
+    offers: Offers
+    node: IntArray  # index in the request's tree: its k-th granted node of the step is node k
+    active: BoolArray  # [B] requests whose trees go on; the next frontier is their part of `offers`
+
+    @staticmethod
+    def nothing(num_requests: int) -> "Grant":
+        return Grant(Offers.empty(), np.zeros(0, np.int64), np.zeros(num_requests, np.bool_))
+
+
+class GateReadings(NamedTuple):
+    """One row per request and depth with offers, depths ascending, whether the gate reads them or not. Arrays [M]."""
+
+    request: IntArray
+    depth: IntArray
+    confidence: FloatArray  # c[i, d] = exp(max S) over the candidates
+    unsure: BoolArray  # the thresholds alone would truncate (the random gate ignores them)
+    let_through: BoolArray  # the gate did not truncate
+
+
+@dataclass(frozen=True)
+class AllocationReport:
+    """What one step's allocation did, in plain numbers. Arrays are [B] where nothing else is said."""
+
+    num_offered: int  # candidates seen
+    num_nodes: IntArray  # granted, widened included
+    num_widened: IntArray
+    num_transferred: int  # nodes beyond requests' even shares of K_max, if the gate truncated anybody; else 0
+    gate_truncated: IntArray  # depth before which the gate truncated the request; 0: it did not
+    budget_truncated: IntArray  # depth before which the request was truncated for lack of budget; 0: it was not
+    deepened: dict[int, int]  # depth beyond the target depth -> nodes granted while growing
+    readings: GateReadings
+
+    @property
+    def truncated(self) -> BoolArray:
+        """[B] requests truncated for either reason (a request is truncated once)."""
+        return (self.gate_truncated > 0) | (self.budget_truncated > 0)
+
+    @property
+    def truncated_by_gate(self) -> dict[int, int]:
+        """Depth -> requests that the gate truncated before it."""
+        return _by_depth(self.gate_truncated)
+
+    @property
+    def truncated_by_budget(self) -> dict[int, int]:
+        """Depth -> requests truncated before it for lack of budget."""
+        return _by_depth(self.budget_truncated)
+
+    @property
+    def truncated_by_depth(self) -> dict[int, int]:
+        """Depth -> requests truncated before it, for either reason."""
+        return _by_depth(np.maximum(self.gate_truncated, self.budget_truncated))
+
+
+def _by_depth(depths: IntArray) -> dict[int, int]:
+    """Counts of the depths above 0."""
+    return {depth: int(count) for depth, count in enumerate(np.bincount(depths)) if depth and count}

@@ -1,0 +1,259 @@
+"""A scripted drafter, a driver for the real Allocation, and its slow twin: the same rules told as plain loops.
+
+The twin shares no code with echo_sched.scheduler.budget and gate; it takes only the plan's fields and the definition of
+the random gate's draws from them.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from echo_sched.scheduler.budget import Allocation
+from echo_sched.scheduler.plan import AllocationReport, Grant, Plan
+from echo_sched.tree import ROOT, DraftTree, Offers
+
+Path = tuple[int, ...]
+Children = Callable[[int, Path], Sequence[tuple[int, float]]]  # (request, path) -> (token, probability) of each child
+
+
+def scripted(script: dict[int, dict[Path, dict[int, float]]]) -> Children:
+    """Children written down: request -> path -> token -> probability."""
+    return lambda request, path: list(script.get(request, {}).get(path, {}).items())
+
+
+def scattered(seed: int, max_children: int = 4) -> Children:
+    """Random children that depend only on (seed, request, path). Few distinct values, so that ties abound."""
+
+    def children(request: int, path: Path) -> list[tuple[int, float]]:
+        draw = random.Random(hash((seed, request, path)))  # integers only: the same in every process
+        count = draw.randint(0, max_children)
+        return [(token, draw.choice((0.3, 0.5, 0.5, 0.8, 1.0))) for token in draw.sample(range(6), count)]
+
+    return children
+
+
+@dataclass
+class Outcome:
+    """What an allocation came to, in terms that real and twin share."""
+
+    grown: list[tuple[int, Path]] = field(default_factory=list)  # in grant order
+    widened: list[tuple[int, Path]] = field(default_factory=list)
+    num_nodes: list[int] = field(default_factory=list)
+    gate_truncated: list[int] = field(default_factory=list)
+    budget_truncated: list[int] = field(default_factory=list)
+    deepened: dict[int, int] = field(default_factory=dict)
+    num_transferred: int = 0
+    num_offered: int = 0
+    readings: list[tuple[int, int, float, bool, bool]] = field(default_factory=list)
+
+
+@dataclass
+class Driven:
+    """One step driven through the real Allocation."""
+
+    outcome: Outcome
+    trees: list[DraftTree]
+    report: AllocationReport
+
+
+def drive(plan: Plan, caps: Sequence[int], children: Children, shuffle: random.Random | None = None) -> Driven:
+    """Grow and widen as the decode loop does; `shuffle` permutes the candidates of every call."""
+    allocation = Allocation(plan, np.array(caps, np.int64))
+    trees = [DraftTree() for _ in caps]
+    outcome = Outcome()
+    frontier = [(request, ROOT) for request in np.flatnonzero(allocation.active).tolist()]
+    while frontier and not allocation.done:
+        grant = allocation.grant(_candidates(trees, frontier, children, shuffle))
+        outcome.grown += _plant(grant, trees)
+        frontier = [
+            (request, node)
+            for request, node in zip(grant.offers.request.tolist(), grant.node.tolist(), strict=True)
+            if grant.active[request]
+        ]
+    outcome.widened = _plant(allocation.widen(), trees)
+    report = allocation.report
+    outcome.num_nodes = report.num_nodes.tolist()
+    outcome.gate_truncated = report.gate_truncated.tolist()
+    outcome.budget_truncated = report.budget_truncated.tolist()
+    outcome.deepened = report.deepened
+    outcome.num_transferred = report.num_transferred
+    outcome.num_offered = report.num_offered
+    outcome.readings = list(zip(*(column.tolist() for column in report.readings), strict=True))
+    return Driven(outcome, trees, report)
+
+
+def _candidates(
+    trees: list[DraftTree], frontier: list[tuple[int, int]], children: Children, shuffle: random.Random | None
+) -> Offers:
+    rows = [
+        (request, node, token, (trees[request].path_logps[node] if node != ROOT else 0.0) + float(np.log(probability)))
+        for request, node in frontier
+        for token, probability in children(request, tuple(trees[request].path(node)))
+    ]
+    if shuffle is not None:
+        shuffle.shuffle(rows)
+    if not rows:
+        return Offers.empty()
+    request, parent, token, path_logp = zip(*rows, strict=True)
+    return Offers(np.array(request), np.array(parent), np.array(token), np.array(path_logp))
+
+
+def _plant(grant: Grant, trees: list[DraftTree]) -> list[tuple[int, Path]]:
+    """Add granted nodes to the trees, checking that they are numbered in grant order."""
+    planted = []
+    for row in range(grant.offers.size):
+        request, parent, token, path_logp = (column[row].item() for column in grant.offers)
+        node = trees[request].add(parent, token, path_logp)
+        assert node == grant.node[row], "a request's k-th granted node is node k"
+        planted.append((request, tuple(trees[request].path(node))))
+    return planted
+
+
+@dataclass(eq=False)
+class SlowRequest:
+    """One request's tree as a dict from path to S, in node order."""
+
+    index: int
+    cap: int
+    share: int
+    nodes: dict[Path, float] = field(default_factory=lambda: dict[Path, float]())
+    frontier: list[Path] = field(default_factory=lambda: [()])
+    going: bool = True
+    gate_truncated: int = 0
+    budget_truncated: int = 0
+
+    def logp(self, path: Path) -> float:
+        return self.nodes[path] if path else 0.0
+
+    def order(self, path: Path, logp: float) -> tuple[float, int, int, int]:
+        """Best path, then arrival, then token, then the parent that was granted first."""
+        parent = list(self.nodes).index(path[:-1]) if len(path) > 1 else ROOT
+        return -logp, self.index, path[-1], parent
+
+
+@dataclass
+class Wish:
+    """A candidate: somebody's possible node."""
+
+    request: SlowRequest
+    path: Path
+    logp: float
+    at_truncation: bool = False
+
+    @property
+    def order(self) -> tuple[float, int, int, int]:
+        return self.request.order(self.path, self.logp)
+
+
+class SlowAllocation:
+    """The twin: one request, one candidate, one node at a time."""
+
+    def __init__(self, plan: Plan, caps: Sequence[int], children: Children) -> None:
+        self.plan = plan
+        self.children = children
+        self.budget = plan.k_max
+        self.pool: list[Wish] = []
+        self.outcome = Outcome()
+        self.requests = [
+            SlowRequest(index, min(cap, plan.max_depth), plan.k_max if plan.shares is None else plan.shares[index])
+            for index, cap in enumerate(caps)
+        ]
+
+    def run(self) -> Outcome:
+        for request in self.requests:
+            request.going = request.cap >= 1 and request.share >= 1
+        for depth in range(1, self.plan.max_depth + 1):
+            if self.budget == 0:
+                break
+            offers = [self.offers(request, depth) for request in self.requests if request.going]
+            self.charge([wish for wishes in offers for wish in wishes], depth)
+        if self.plan.widen:
+            self.widen()
+        self.report()
+        return self.outcome
+
+    def offers(self, request: SlowRequest, depth: int) -> list[Wish]:
+        """What a request asks for at a depth; the rest of what it has goes to the pool."""
+        seen = [
+            Wish(request, (*path, token), request.logp(path) + float(np.log(probability)))
+            for path in request.frontier
+            for token, probability in self.children(request.index, path)
+        ]
+        self.outcome.num_offered += len(seen)
+        request.going = False
+        if not seen:
+            return []
+        self.gate(request, seen, depth)
+        offered: list[Wish] = []
+        for wish in sorted(seen, key=lambda wish: wish.order):
+            siblings = [other for other in offered if other.path[:-1] == wish.path[:-1]]
+            fits = (
+                not wish.at_truncation
+                and len(offered) < self.plan.widths[depth - 1]
+                and len(offered) + len(request.nodes) < request.share
+                and (self.plan.children is None or len(siblings) < self.plan.children[depth - 1])
+            )
+            (offered if fits else self.pool).append(wish)
+        return offered
+
+    def gate(self, request: SlowRequest, seen: list[Wish], depth: int) -> None:
+        """Mark what stops here and write down the reading."""
+        threshold = self.plan.thresholds[depth - 1]
+        confidence = float(np.exp(max(wish.logp for wish in seen)))
+        unsure = False
+        if threshold is not None:
+            for wish in seen:
+                judged = wish.logp if depth == 1 else request.logp(wish.path[:-1])
+                value = confidence if self.plan.gate_scope == "request" else float(np.exp(judged))
+                wish.at_truncation = value <= threshold
+            unsure = all(wish.at_truncation for wish in seen)
+            if self.plan.truncation_rates is not None:
+                draws = np.random.default_rng((*self.plan.random_key, depth)).random(len(self.requests))
+                for wish in seen:
+                    wish.at_truncation = bool(draws[request.index] < self.plan.truncation_rates[depth - 1])
+        truncated = all(wish.at_truncation for wish in seen)
+        if truncated:
+            request.gate_truncated = depth
+        self.outcome.readings.append((request.index, depth, confidence, unsure, not truncated))
+
+    def charge(self, offers: list[Wish], depth: int) -> None:
+        """Pay for offers, best first. Once nothing is left nothing will ever be widened, so those need no pool."""
+        askers = {wish.request for wish in offers}
+        for request in askers:
+            request.frontier = []
+        for wish in sorted(offers, key=lambda wish: wish.order):
+            if self.budget:
+                self.pay(wish, self.outcome.grown)
+                wish.request.frontier.append(wish.path)
+                if depth > self.plan.target_depth:
+                    self.outcome.deepened[depth] = self.outcome.deepened.get(depth, 0) + 1
+        for request in askers:
+            if not request.frontier:
+                request.budget_truncated = depth
+            request.going = bool(request.frontier) and depth < request.cap and len(request.nodes) < request.share
+
+    def widen(self) -> None:
+        for wish in sorted(self.pool, key=lambda wish: wish.order):
+            request = wish.request
+            discarded = self.plan.shares is not None and request.gate_truncated
+            outside = self.plan.widen_scope == "truncation" and not wish.at_truncation
+            if self.budget and not discarded and not outside and len(request.nodes) < request.share:
+                self.pay(wish, self.outcome.widened)
+
+    def pay(self, wish: Wish, log: list[tuple[int, Path]]) -> None:
+        self.budget -= 1
+        wish.request.nodes[wish.path] = wish.logp
+        log.append((wish.request.index, wish.path))
+
+    def report(self) -> None:
+        outcome, count = self.outcome, len(self.requests)
+        outcome.readings.sort(key=lambda reading: (reading[1], reading[0]))
+        outcome.num_nodes = [len(request.nodes) for request in self.requests]
+        outcome.gate_truncated = [request.gate_truncated for request in self.requests]
+        outcome.budget_truncated = [request.budget_truncated for request in self.requests]
+        if any(outcome.gate_truncated):
+            for request in self.requests:
+                even = self.plan.k_max // count + (1 if request.index < self.plan.k_max % count else 0)
+                outcome.num_transferred += max(0, len(request.nodes) - even)

@@ -1,0 +1,208 @@
+"""Profiles: strict reading, errors that name the key, refusal of another model or drafter; and their cost table."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_sched.errors import ProfileError
+from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Identity, Profile, check_profile, load_profile
+
+VALID: dict[str, Any] = {
+    "schema_version": 1,
+    "model": {"name": "tiny", "fingerprint": "abc"},
+    "drafter": {"name": "ngram", "fingerprint": None},
+    "target_depth": 2,
+    "typical_depth": 1.5,
+    "checkpoints": [
+        {"depth": 1, "threshold": 0.4, "auc": 0.8, "auc_low": 0.7, "auc_high": 0.9, "n": 100},
+        {"depth": 3, "threshold": 0.2, "auc": 0.7, "auc_low": 0.65, "auc_high": 0.75, "n": 50},
+    ],
+    "no_checkpoint_reason": None,
+    "depths": [
+        {
+            "depth": depth,
+            "n": 10,
+            "acceptance": 0.5,
+            "mean_confidence": 0.6,
+            "auc": None,
+            "auc_low": None,
+            "auc_high": None,
+            "threshold": None,
+        }
+        for depth in (1, 2, 3)
+    ],
+    "cost": {
+        "num_tokens": [1, 8, 32],
+        "context": [0, 100],
+        "seconds": [[1.0, 2.0], [3.0, 5.0], [4.0, 8.0]],
+        "draft_level_seconds": 0.001,
+        "machine": {"cpu": "any"},
+    },
+    "provenance": {"seed": 0},
+}
+
+
+def changed(*path: Any, to: Any) -> dict[str, Any]:
+    """VALID with one value replaced."""
+    data = copy.deepcopy(VALID)
+    target: Any = data
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = to
+    return data
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    profile = Profile.from_json(VALID)
+    assert profile.to_json() == VALID
+    profile.save(tmp_path / "profile.json")
+    assert load_profile(tmp_path / "profile.json") == profile
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+
+
+@pytest.mark.parametrize("profile", BUILT_IN_PROFILES.values(), ids=BUILT_IN_PROFILES.keys())
+def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> None:
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    check_profile(profile, Identity("whatever", "123"), Identity(profile.drafter.name, None))
+    thresholds = [checkpoint.threshold for checkpoint in profile.checkpoints]
+    assert thresholds == sorted(thresholds, reverse=True)
+    assert {1, profile.target_depth} <= {checkpoint.depth for checkpoint in profile.checkpoints}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (changed("schema_version", to=2), "schema_version must be 1, got 2"),
+        (changed("schema_version", to=True), "schema_version"),
+        (changed("target_depth", to=0), "target_depth"),
+        (changed("target_depth", to=2.0), "target_depth must be an integer"),
+        (changed("typical_depth", to=0), "typical_depth must be above 0"),
+        (changed("typical_depth", to=float("nan")), "typical_depth"),
+        (changed("typical_depth", to=10**400), "typical_depth"),
+        (changed("two\nlines", to=1), r"unknown key 'two\\nlines'"),
+        (changed("surprise", to=1), "the document has an unknown key 'surprise'"),
+        (changed("model", to="tiny"), "model must be an object"),
+        (changed("model", "name", to=""), "model.name must be a non-empty string"),
+        (changed("drafter", "surprise", to=1), "drafter has an unknown key 'surprise'"),
+        (changed("checkpoints", to={}), "checkpoints must be a list"),
+        (changed("checkpoints", 1, "threshold", to=1.5), r"checkpoints\[1\].threshold must be a number in \[0, 1\]"),
+        (changed("checkpoints", 1, "threshold", to=None), r"checkpoints\[1\].threshold"),
+        (changed("checkpoints", 1, "depth", to=1), "checkpoints: depth must increase"),
+        (changed("checkpoints", 0, "n", to=True), r"checkpoints\[0\].n must be an integer"),
+        (changed("checkpoints", 0, "auc", to=-0.1), r"checkpoints\[0\].auc"),
+        (changed("depths", 2, "depth", to=2), "depths: depth must increase"),
+        (changed("depths", 2, "acceptance", to="half"), r"depths\[2\].acceptance"),
+        (changed("cost", "seconds", to=[[1.0, 2.0]]), "cost.seconds must hold one row per num_tokens"),
+        (changed("cost", "seconds", 0, 0, to=0), "cost.seconds must be finite and above 0"),
+        (changed("cost", "seconds", 0, 0, to="1"), "cost.seconds must hold finite numbers"),
+        (changed("cost", "num_tokens", to=[1, 32, 8]), "cost.num_tokens must ascend"),
+        (changed("cost", "num_tokens", to=[1, 8.5, 32]), "cost.num_tokens must be a list of integers"),
+        (changed("cost", "context", to=[]), "cost.context must ascend"),
+        (changed("provenance", to=[]), "provenance must be an object"),
+        ([VALID], "the document must be an object"),
+    ],
+)
+def test_malformed_profiles_are_refused_by_name(data: object, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        Profile.from_json(data)
+
+
+@pytest.mark.parametrize("key", VALID)
+def test_every_key_is_required(key: str) -> None:
+    with pytest.raises(ProfileError, match=f"{key} is missing"):
+        Profile.from_json({name: value for name, value in VALID.items() if name != key})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data(), json_values)
+def test_no_value_anywhere_gives_anything_but_a_profile_error(data: st.DataObject, value: object) -> None:
+    path: list[Any] = []
+    target: Any = VALID
+    while isinstance(target, dict | list) and target and (not path or data.draw(st.booleans())):
+        path.append(data.draw(st.sampled_from(list(target) if isinstance(target, dict) else range(len(target)))))
+        target = target[path[-1]]
+    message = ""
+    try:
+        Profile.from_json(changed(*path, to=value))
+    except ProfileError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000], ids=["empty", "cut", "bytes", "deep"])
+def test_files_that_are_not_json(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=r"profile\.json is not JSON"):
+        load_profile(path)
+
+
+def test_unreadable_files_and_bad_keys_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"cannot read profile .*absent\.json"):
+        load_profile(tmp_path / "absent.json")
+    with pytest.raises(ProfileError, match="cannot read profile"):
+        load_profile(tmp_path)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(changed("target_depth", to=-1)))
+    with pytest.raises(ProfileError, match=r"bad\.json: target_depth"):
+        load_profile(path)
+
+
+def test_a_profile_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot write profile"):
+        Profile.from_json(VALID).save(tmp_path / "missing" / "profile.json")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(ProfileError, match="cannot write profile"):
+        Profile.from_json(VALID).save(tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_another_model_or_drafter_is_refused_naming_both() -> None:
+    profile = Profile.from_json(VALID)
+    check_profile(profile, Identity("a folder", "abc"), Identity("ngram", None))
+    with pytest.raises(ProfileError, match=r"model tiny \(fingerprint abc\), not for large \(fingerprint def\)"):
+        check_profile(profile, Identity("large", "def"), Identity("ngram", None))
+    with pytest.raises(ProfileError, match=r"drafter ngram .*not for eagle3"):
+        check_profile(profile, Identity("tiny", "abc"), Identity("eagle3", "e1"))
+    head = Profile.from_json(changed("drafter", to={"name": "eagle3", "fingerprint": "e1"}))
+    with pytest.raises(ProfileError, match=r"eagle3 \(fingerprint e1\), not for eagle3 \(fingerprint e2\)"):
+        check_profile(head, Identity("tiny", "abc"), Identity("eagle3", "e2"))
+
+
+TABLE = CostTable((1, 8, 32), (0, 100), ((1.0, 2.0), (3.0, 5.0), (4.0, 8.0)), 0.001, {})
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "context", "seconds"),
+    [
+        (1, 0, 1.0),
+        (2, 0, 3.0),  # the next tier up: a step, not a slope
+        (8, 0, 3.0),
+        (9, 0, 4.0),
+        (8, 50, 4.0),  # linear in context
+        (8, 200, 7.0),  # along the last segment
+        (33, 0, 8.0),  # two forwards of the largest tier
+        (65, 100, 24.0),
+    ],
+)
+def test_cost_steps_in_tokens_and_is_linear_in_context(num_tokens: int, context: float, seconds: float) -> None:
+    assert TABLE.seconds_for(num_tokens, context) == pytest.approx(seconds)
+
+
+def test_cost_with_one_context_or_a_falling_last_segment() -> None:
+    assert CostTable((1,), (64,), ((2.0,),), 0.0, {}).seconds_for(1, 1000) == 2.0
+    noisy = CostTable((1,), (10, 20), ((2.0, 1.0),), 0.0, {})
+    assert noisy.seconds_for(1, 0) == 2.0
+    assert noisy.seconds_for(1, 1000) == 1.0
