@@ -1,0 +1,105 @@
+"""Matrix kernels for a model's linear layers, chosen for the number of packed rows and for the numerics asked for.
+
+On a CPU, torch's plain `F.linear` has two weaknesses: without hardware bfloat16 its bfloat16 product takes time in
+proportion to the rows, and a row's rounding may depend on how many rows it is computed with. oneDNN's pre-packed
+product has neither: in float32 its rows were bitwise equal for every row count tried (docs/log.md). So:
+
+    fast    few rows: F.linear as it is; more rows: the packed product
+    exact   the packed float32 product for every row count (bfloat16 inputs and outputs rounded once each);
+            where oneDNN does not serve (float64, other devices): F.linear on rows padded to a fixed multiple
+
+Exactness is not assumed from this: models.py probes it at load. Knows nothing of attention, caches or requests.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+from transformers.pytorch_utils import Conv1D
+
+Numerics = Literal["fast", "exact"]
+
+# Rows from which the packed product is faster than F.linear (measured on CPUs without bfloat16 units, docs/log.md).
+PACKED_FROM_ROWS = {torch.bfloat16: 3, torch.float32: 2}
+# F.linear's rows were bitwise independent of their number when it was a multiple of 4 (float32) or 2 (float64).
+EXACT_ROW_MULTIPLE = 8
+
+
+class PackedLinear(nn.Module):
+    """A linear layer that keeps its weight [out, in] and a copy packed by oneDNN."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, numerics: Numerics) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        native_bfloat16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        keep = weight.dtype == torch.bfloat16 and native_bfloat16 and numerics == "fast"
+        self._dtype = weight.dtype if keep else torch.float32
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), None)
+        self._packed_bias = None if bias is None else bias.detach().to(self._dtype)
+        self._from_rows = 0 if numerics == "exact" else PACKED_FROM_ROWS[weight.dtype]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if rows.numel() < self._from_rows * rows.shape[-1]:
+            return linear(rows, self.weight, self.bias)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows.to(self._dtype), self._packed, self._packed_bias, "none", [], ""
+        )
+        return product.to(rows.dtype)
+
+
+class PaddedLinear(nn.Module):
+    """A linear layer whose product always has a multiple of EXACT_ROW_MULTIPLE rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+
+    def forward(self, rows: Tensor) -> Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        missing = -flat.shape[0] % EXACT_ROW_MULTIPLE
+        product = linear(pad(flat, (0, 0, 0, missing)), self.weight, self.bias)
+        return product[: flat.shape[0]].view(*rows.shape[:-1], -1)
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Extra bytes that the packed float32 copies of a model's linear layers take."""
+    return sum(4 * module.weight.numel() for _, _, module in _linear_layers(model))
+
+
+def install_kernels(model: nn.Module, numerics: Numerics, *, allow_packing: bool) -> str:
+    """Replace the model's linear layers in place where a better kernel serves; returns what was chosen, in words.
+
+    `allow_packing` is False where the packed copies would not fit into memory.
+    """
+    example = next(model.parameters())
+    can_pack = (
+        allow_packing
+        and example.device.type == "cpu"
+        and example.dtype in PACKED_FROM_ROWS
+        and torch.backends.mkldnn.is_available()
+    )
+    build: Callable[[Tensor, Tensor | None], nn.Module]
+    if can_pack:
+        build, chosen = (lambda w, b: PackedLinear(w, b, numerics)), "oneDNN packed"
+    elif numerics == "exact":
+        build, chosen = PaddedLinear, f"row count padded to a multiple of {EXACT_ROW_MULTIPLE}"
+    else:
+        return "torch"
+    for parent, name, module in list(_linear_layers(model)):
+        weight = nn.Parameter(module.weight.t().contiguous()) if isinstance(module, Conv1D) else module.weight
+        setattr(parent, name, build(weight, module.bias))
+    return chosen
+
+
+def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear | Conv1D]]:
+    """(parent, attribute, layer) of every linear layer; GPT-2 keeps its weights transposed in Conv1D."""
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear | Conv1D)
+    ]

@@ -1,0 +1,163 @@
+"""Reads a checkpoint and decides whether it can be served exactly.
+
+Support is never inferred from a model's name. A config must pass the load rule below, and the loaded model must pass
+the probe (probe.py), which compares the packed engine with the model's own attention. Knows nothing of requests or
+policies.
+"""
+
+import hashlib
+import json
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from echo_sched.engine.attention import ATTENTION_NAME
+from echo_sched.engine.kv import KVShape
+from echo_sched.errors import ConfigError, ModelError
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+_FINGERPRINT_ROWS = 4
+
+
+class ModelFacts(NamedTuple):
+    """What the rest of the product needs to know about a target."""
+
+    path: str
+    vocab_size: int
+    max_positions: int
+    eos_ids: frozenset[int]
+    kv_shape: KVShape
+    dtype: torch.dtype
+    fingerprint: str
+
+
+def read_config(path: str) -> PretrainedConfig:
+    """The checkpoint's config. Raises ModelError with one line if there is none."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot read a model config at {path!r}: {_first_line(error)}") from error
+    return config
+
+
+def check_config(config: PretrainedConfig, max_model_len: int) -> None:
+    """The load rule, as far as a config tells. Raises ModelError or ConfigError with the reason."""
+    name = config.model_type
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder model; only causal language models are served")
+    if hasattr(config, "text_config") or hasattr(config, "vision_config"):
+        raise ModelError(f"{name} is multimodal; only text-only causal language models are served")
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if not layer_types <= _LAYER_TYPES:
+        raise ModelError(f"{name} has layers of type {', '.join(sorted(layer_types - _LAYER_TYPES))}")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise ModelError(f"{name} shares KV between layers")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ModelError(f"{name} attends in both directions")
+    longest = max_positions(config)
+    if max_model_len > longest:
+        raise ConfigError(f"--max-model-len {max_model_len} is beyond the {longest} positions of this model")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+        trained = rope.get("original_max_position_embeddings", longest)
+        if max_model_len > trained:
+            raise ConfigError(
+                f"{name} scales rotary positions by the longest request of a batch ({rope['rope_type']}); "
+                f"use --max-model-len {trained} or less, where it does not"
+            )
+
+
+def max_positions(config: PretrainedConfig) -> int:
+    return int(config.max_position_embeddings)
+
+
+def kv_shape(config: PretrainedConfig) -> KVShape:
+    heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return KVShape(int(config.num_hidden_layers), kv_heads, head_dim)
+
+
+def choose_dtype(name: str, config: PretrainedConfig) -> torch.dtype:
+    """The named dtype; "auto" is the checkpoint's own if the engine has it, else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    own = getattr(config, "dtype", None)
+    return next((dtype for dtype in DTYPES.values() if dtype == own), torch.float32)
+
+
+def load_weights(path: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model in evaluation mode, its attention routed through the packed engine. Raises ModelError."""
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=ATTENTION_NAME
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ModelError(f"cannot load the model at {path!r}: {_first_line(error)}") from error
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ModelError(f"{model.config.model_type} does not route its attention through transformers' interface")
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(f"{model.config.model_type} is recurrent; its state cannot be rewound after a rejected draft")
+    torch.nn.Module.to(model, device)  # PreTrainedModel.to hides its signature from type checkers
+    model.eval().requires_grad_(False)
+    return model
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"cannot load a tokenizer at {path!r}: {_first_line(error)}") from error
+    return tokenizer
+
+
+def model_facts(path: str, model: PreTrainedModel, dtype: torch.dtype) -> ModelFacts:
+    config = model.config
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    eos = config.eos_token_id if eos is None else eos
+    ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    if not ids:
+        logger.warning("this model names no end-of-sequence token: requests end by length or stop strings only")
+    return ModelFacts(
+        path=path,
+        vocab_size=_weight(model.get_output_embeddings()).shape[0],
+        max_positions=max_positions(config),
+        eos_ids=frozenset(ids),
+        kv_shape=kv_shape(config),
+        dtype=dtype,
+        fingerprint=_fingerprint(model),
+    )
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Identity of the weights, the same in every dtype: shape facts and a few embedding rows rounded to bfloat16."""
+    config = model.config
+    facts: dict[str, Any] = {
+        "type": config.model_type,
+        "kv": list(kv_shape(config)),
+        "hidden": config.hidden_size,
+        "vocab": config.vocab_size,
+    }
+    table = _weight(model.get_input_embeddings())
+    step = max(1, table.shape[0] // _FINGERPRINT_ROWS)
+    rows = table.detach()[::step].to(torch.bfloat16).float().cpu().numpy()
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    digest.update(rows.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _weight(module: torch.nn.Module) -> torch.Tensor:
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

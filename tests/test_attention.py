@@ -1,0 +1,99 @@
+"""Packed attention against attention written out densely, one row at a time."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from echo_sched.engine.attention import AttentionPlan, group_segments, packed_attention
+from echo_sched.engine.kv import KVCache, KVShape
+from echo_sched.errors import ModelError
+from echo_sched.tree import Segment, SuperTree, ancestor_mask, pack
+
+HEADS, KV_HEADS, WIDTH, NUM_SLOTS = 4, 2, 8, 6
+CPU = torch.device("cpu")
+
+trees = st.lists(st.integers(0, 10**6), min_size=1, max_size=12).map(
+    lambda numbers: [number % row if row else -1 for row, number in enumerate(numbers)]
+)
+chains = st.integers(1, 40).map(lambda n: list(range(-1, n - 1)))
+batches = st.lists(st.tuples(st.one_of(trees, chains), st.integers(0, 30)), min_size=1, max_size=NUM_SLOTS)
+
+
+class Layer(nn.Module):
+    layer_idx = 0
+
+
+def build(parts: Sequence[tuple[list[int], int]], slots: Sequence[int], seed: int) -> tuple[SuperTree, KVCache]:
+    """A packed batch behind random committed KV."""
+    torch.manual_seed(seed)
+    shape = KVShape(1, KV_HEADS, WIDTH)
+    kv = KVCache(shape, num_slots=NUM_SLOTS, max_len=128, dtype=torch.float64, device=CPU)
+    for _ in range(NUM_SLOTS):
+        kv.allocate()
+    for slot, (_, base) in zip(slots, parts, strict=False):
+        index = torch.arange(base)
+        rows = torch.randn(2, base, KV_HEADS, WIDTH, dtype=torch.float64)
+        kv.append(0, torch.full_like(index, slot), index, rows[0], rows[1])
+        kv.commit([(slot, range(base))])
+    segments = [Segment(s, base, [0] * len(p), p, 1) for s, (p, base) in zip(slots, parts, strict=False)]
+    return pack(segments), kv
+
+
+def dense(tree: SuperTree, kv: KVCache, query: Tensor, scale: float, window: int | None) -> Tensor:
+    """[N, HEADS, WIDTH], by the definition: softmax over the prefix, the ancestors and the row itself."""
+    rows = []
+    for row in range(tree.num_rows):
+        segment = int(tree.segment[row])
+        first, base = int(tree.start[segment]), int(tree.base_len[segment])
+        seen = ancestor_mask(tree.local_parents(segment))[row - first].nonzero()[0]
+        places = [*range(base), *(base + seen)]
+        positions = [*range(base), *tree.position[first + seen]]
+        near = [p for p, q in zip(places, positions, strict=True) if not window or tree.position[row] - q < window]
+        slot = int(tree.slot[segment])
+        key, value = (t[0, :, near].repeat_interleave(HEADS // KV_HEADS, 0) for t in kv.view(0, slot, slot + 1, 128))
+        weights = torch.softmax((key @ query[:, row, :, None])[..., 0] * scale, -1)
+        rows.append((weights[:, None] @ value)[:, 0])
+    return torch.stack(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches, st.permutations(range(NUM_SLOTS)), st.booleans(), st.sampled_from([None, 1, 5]), st.integers(0, 9))
+def test_packed_equals_dense(
+    parts: list[tuple[list[int], int]], slots: list[int], exact: bool, window: int | None, seed: int
+) -> None:
+    tree, kv = build(parts, slots, seed)
+    query = torch.randn(1, HEADS, tree.num_rows, WIDTH, dtype=torch.float64)
+    key, value = torch.randn(2, 1, KV_HEADS, tree.num_rows, WIDTH, dtype=torch.float64)
+    plan = AttentionPlan(tree, kv, exact=exact, device=CPU)
+    out, _ = packed_attention(Layer(), query, key, value, None, scaling=0.3, sliding_window=window, echo_plan=plan)
+    torch.testing.assert_close(out[0], dense(tree, kv, query[0], 0.3, window), rtol=1e-9, atol=1e-9)
+
+
+@given(batches, st.permutations(range(NUM_SLOTS)))
+def test_groups_hold_every_segment_once_in_disjoint_slot_ranges(
+    parts: list[tuple[list[int], int]], slots: list[int]
+) -> None:
+    tree, _ = build([(parents, 0) for parents, _ in parts], slots, 0)
+    groups = group_segments(tree)
+    flat = [segment for group in groups for segment in group]
+    assert sorted(flat) == list(range(len(parts)))
+    assert tree.slot[flat].tolist() == sorted(tree.slot.tolist())
+
+
+def test_a_long_prompt_chunk_has_a_group_of_its_own() -> None:
+    chunk = Segment(3, 0, [0] * 128, range(-1, 127), 1)
+    segments = [Segment(s, 200, [0] * 5, [-1, 0, 1, 2, 3], 5) for s in (0, 1, 2, 4, 5)]
+    assert [5] in group_segments(pack([*segments, chunk]))
+
+
+@pytest.mark.parametrize("extra", [{"softcap": 30.0}, {"s_aux": torch.zeros(1)}, {"dropout": 0.1}])
+def test_arguments_that_change_the_maths_are_refused(extra: dict[str, object]) -> None:
+    tree, kv = build([([-1], 3)], [0], 0)
+    rows = torch.zeros(1, KV_HEADS, 1, WIDTH, dtype=torch.float64)
+    plan = AttentionPlan(tree, kv, exact=False, device=CPU)
+    with pytest.raises(ModelError, match="not supported"):
+        packed_attention(Layer(), rows, rows, rows, None, echo_plan=plan, **extra)  # type: ignore[arg-type]
