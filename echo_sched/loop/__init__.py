@@ -1,0 +1,13 @@
+"""Where decisions (scheduler) and tensors (engine) meet: the only package that knows both halves.
+
+decode.py     DecodeLoop: add, cancel, step
+grow.py       trees, level by level: drafter and allocation in turn
+rows.py       requests as packed rows, and back
+emission.py   one more token for a request, and whether it ends there
+records.py    what a step did, in plain numbers
+assembly.py   a loop from a config
+"""
+
+from echo_sched.loop.decode import DecodeLoop
+
+__all__ = ["DecodeLoop"]

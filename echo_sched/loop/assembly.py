@@ -1,0 +1,70 @@
+"""Builds a decode loop from a config: resolves the model, opens the target, picks drafter, profile and policy.
+
+It makes what decode.py runs, and decides nothing per step.
+"""
+
+from echo_sched.config import EngineConfig
+from echo_sched.engine.draft import make_drafter
+from echo_sched.engine.forward import open_target
+from echo_sched.engine.memory import resolve_device
+from echo_sched.engine.probe import probe
+from echo_sched.errors import ConfigError
+from echo_sched.fetch import resolve_model
+from echo_sched.loop.decode import DecodeLoop
+from echo_sched.scheduler.policy import PolicySettings, make_policy
+from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Profile, check_profile, load_profile
+
+MIN_SLOTS = 2  # the probe packs two sequences
+
+
+def assemble(config: EngineConfig, *, record_gates: bool = False) -> DecodeLoop:
+    """Load and check everything. What can fail cheaply fails before weights are read.
+
+    Raises ConfigError, ModelError or ProfileError.
+    """
+    profile = _read_profile(config)
+    drafter = make_drafter(config.drafter, config.draft_model)
+    policy = make_policy(policy_settings(config), profile)
+    target = open_target(
+        resolve_model(config.model),
+        dtype=config.dtype,
+        numerics=config.numerics,
+        device=resolve_device(config.device),
+        num_slots=max(config.max_batch_size, MIN_SLOTS),
+        max_model_len=config.max_model_len,
+        tail_len=config.k_max,
+        kv_limit_gib=config.kv_memory,
+    )
+    loop = DecodeLoop(config, target, drafter, policy, profile, record_gates=record_gates)
+    check_profile(profile, loop.model_identity, loop.drafter_identity)
+    probe(target)
+    return loop
+
+
+def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
+    """A loop with other scheduling settings on the same loaded target. Raises ConfigError, ProfileError."""
+    scheduling = set(PolicySettings.__dataclass_fields__) | {"profile", "max_batch_size", "chunk_tokens"}
+    changed = {name for name, value in config if value != getattr(loop.config, name)} - scheduling
+    if changed:
+        raise ConfigError(f"a loaded target cannot change {', '.join(sorted(changed))}")
+    if config.k_max > loop.config.k_max or config.max_batch_size > loop.config.max_batch_size:
+        raise ConfigError("a loaded target cannot raise k_max or max_batch_size")
+    profile = _read_profile(config)
+    fresh = DecodeLoop(
+        config,
+        loop.target,
+        make_drafter(config.drafter, config.draft_model),
+        make_policy(policy_settings(config), profile),
+        profile,
+    )
+    check_profile(profile, fresh.model_identity, fresh.drafter_identity)
+    return fresh
+
+
+def policy_settings(config: EngineConfig) -> PolicySettings:
+    """The part of a config that the scheduler reads."""
+    return PolicySettings(**{name: getattr(config, name) for name in PolicySettings.__dataclass_fields__})
+
+
+def _read_profile(config: EngineConfig) -> Profile:
+    return BUILT_IN_PROFILES[config.drafter] if config.profile is None else load_profile(config.profile)

@@ -1,0 +1,296 @@
+"""DecodeLoop: one `step()` serves every request.
+
+One draft tree per request under the shared K_max, one packed verify forward for all trees and prompt chunks, then
+acceptance. One thread calls it; streams and HTTP live elsewhere.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from echo_sched.config import EngineConfig
+from echo_sched.engine.accept import Sampler, Walk, accept
+from echo_sched.engine.draft import Drafter
+from echo_sched.engine.forward import Target
+from echo_sched.engine.measure import CostCurve, measure_cost
+from echo_sched.engine.sampling import sample
+from echo_sched.errors import RequestError
+from echo_sched.loop.emission import emit_token
+from echo_sched.loop.grow import grow_trees
+from echo_sched.loop.phases import PhaseClock
+from echo_sched.loop.records import StepOutcome, count, step_record
+from echo_sched.loop.rows import Chunk, chunk_segment, slot_of, tree_segment
+from echo_sched.scheduler.admission import chunk_sizes, num_admitted
+from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.policy import Policy
+from echo_sched.scheduler.profile import Identity, Profile
+from echo_sched.text import TextStream
+from echo_sched.tree import DraftTree, Segment, pack
+from echo_sched.types import Request, StepRecord, TokenEvent
+
+SCORE_CHUNK = 512  # tokens per forward when a whole sequence is scored
+
+
+class DecodeLoop:
+    """Continuous batching with tree speculation. `add` requests, call `step` while `has_work`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: Target,
+        drafter: Drafter,
+        policy: Policy,
+        profile: Profile,
+        *,
+        record_gates: bool = False,
+        sampler: Sampler = sample,
+    ) -> None:
+        assert config.max_batch_size <= target.kv.num_slots
+        assert config.max_model_len + config.k_max <= target.kv.max_len, "no room for draft nodes behind a full request"
+        self.config = config
+        self.target = target
+        self.drafter = drafter
+        self.policy = policy
+        self.profile = profile
+        self.last_record: StepRecord | None = None
+        self._record_gates = record_gates
+        self._sample = sampler
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # in arrival order
+        self._texts: dict[str, TextStream] = {}
+        self._num_steps = 0
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, record_gates: bool = False) -> "DecodeLoop":
+        """Load everything a config names. Raises ConfigError, ModelError or ProfileError."""
+        from echo_sched.loop.assembly import assemble
+
+        return assemble(config, record_gates=record_gates)
+
+    def with_policy(self, config: EngineConfig) -> "DecodeLoop":
+        """A loop with other scheduling settings on the same target, which must be idle. Raises ConfigError."""
+        from echo_sched.loop.assembly import reassemble
+
+        assert not self.has_work, "the target is in use"
+        return reassemble(self, config)
+
+    # ---- facts ----
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.target.tokenizer
+
+    @property
+    def model_path(self) -> str:
+        return self.target.facts.path
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.facts.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        return self.config.max_model_len
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def model_identity(self) -> Identity:
+        return Identity(self.config.model, self.target.facts.fingerprint)
+
+    @property
+    def drafter_identity(self) -> Identity:
+        return Identity(self.drafter.name, None)
+
+    def info(self) -> dict[str, Any]:
+        """JSON-able facts about what is running."""
+        kv = self.target.kv
+        return {
+            "torch": torch.__version__,
+            "device": str(self.target.device),
+            "num_threads": torch.get_num_threads(),
+            "dtype": str(self.target.facts.dtype).removeprefix("torch."),
+            "numerics": self.target.numerics,
+            "kernels": self.target.kernels,
+            "drafter": self.drafter.name,
+            "policy": self.policy.name,
+            "k_max": self.config.k_max,
+            "profile": self.config.profile or "built in",
+            "checkpoints": [checkpoint.depth for checkpoint in self.profile.checkpoints],
+            "target_depth": self.profile.target_depth,
+            "kv_slots": kv.num_slots,
+            "kv_slot_len": kv.max_len,
+            "kv_bytes": kv.num_bytes,
+        }
+
+    def check_integrity(self) -> None:
+        """Assert that the cache holds exactly what the running requests say it does."""
+        self.target.kv.check_integrity({r.slot: r.num_computed for r in self._running if r.slot is not None})
+        assert set(self._texts) == {r.request_id for r in (*self._running, *self._waiting)}
+
+    # ---- requests ----
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError, naming the field, when it cannot be served."""
+        prompt, params = request.prompt_ids, request.params
+        if not prompt:
+            raise RequestError("the prompt is empty", "input_ids")
+        if not all(0 <= token < self.vocab_size for token in prompt):
+            raise RequestError(f"token ids must be in [0, {self.vocab_size})", "input_ids")
+        if len(prompt) + params.max_new_tokens > self.max_model_len:
+            raise RequestError(
+                f"prompt ({len(prompt)} tokens) + max_new_tokens ({params.max_new_tokens}) exceed the context of "
+                f"{self.max_model_len} tokens",
+                "max_new_tokens",
+            )
+        if request.request_id in self._texts:
+            raise RequestError(f"request id {request.request_id!r} is in use", "rid")
+        self._texts[request.request_id] = TextStream(
+            self._decoder(params.skip_special_tokens), params.stop, not params.no_stop_trim
+        )
+        self._waiting.append(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request wherever it is; its slot is free at once. Unknown ids are ignored."""
+        for request in [r for r in (*self._waiting, *self._running) if r.request_id == request_id]:
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        if request.slot is None:
+            self._waiting.remove(request)
+        else:
+            self._running.remove(request)
+            self.drafter.release(request)
+            self.target.kv.free(request.slot)
+            request.slot = None
+        del self._texts[request.request_id]
+
+    # ---- one step ----
+
+    def step(self) -> list[TokenEvent]:
+        """One verify forward for everybody. Returns what each request got; [] when there is nothing to do."""
+        clock = PhaseClock()
+        with clock("schedule"):
+            self._admit()
+            decoding = [request for request in self._running if request.decoding]
+            chunks = self._choose_chunks(len(decoding))
+            plan = self.policy.plan(Load(len(decoding), self._num_steps))
+        if not self._running:
+            return []
+        trees, report = grow_trees(
+            decoding,
+            plan,
+            self.drafter,
+            branching=self.config.branching,
+            eos_ids=self.target.facts.eos_ids,
+            clock=clock,
+        )
+        with clock("verify"):
+            packed = pack([*map(tree_segment, decoding, trees), *map(chunk_segment, chunks)])
+            logits = self.target.forward(packed)
+        with clock("accept"):
+            walks = self._walks(decoding, trees, chunks, packed.logit_start.tolist())
+            emitted, accepted = self._accept(walks, logits)
+        with clock("commit"):
+            self._commit(decoding, accepted[: len(decoding)], chunks)
+        outcome = StepOutcome(self._num_steps, plan, decoding, chunks, accepted[: len(decoding)], emitted, report)
+        count(outcome)
+        self.policy.observe(report)
+        self.last_record = step_record(outcome, clock.seconds, with_gates=self._record_gates)
+        self._num_steps += 1
+        return self._events([request for request, _ in walks], emitted)
+
+    def _admit(self) -> None:
+        free = min(self.target.kv.num_free, self.config.max_batch_size - len(self._running))
+        for _ in range(num_admitted(len(self._waiting), free)):
+            request = self._waiting.popleft()
+            request.slot = self.target.kv.allocate()
+            self._running.append(request)
+            self.drafter.begin(request)
+
+    def _choose_chunks(self, num_decoding: int) -> list[Chunk]:
+        prefilling = [request for request in self._running if request.prefilling]
+        remaining = [len(request.prompt_ids) - request.num_computed for request in prefilling]
+        sizes = chunk_sizes(remaining, num_decoding, self.config.chunk_tokens)
+        return [Chunk(request, size) for request, size in zip(prefilling, sizes, strict=True) if size]
+
+    def _walks(
+        self, decoding: Sequence[Request], trees: Sequence[DraftTree], chunks: Sequence[Chunk], logit_start: list[int]
+    ) -> list[tuple[Request, Walk]]:
+        """Everybody who draws a token: decoding requests, then those whose prompt ends here (a tree without nodes).
+
+        `logit_start[s]` is the first logit row of segment s; segments are the trees, then the chunks.
+        """
+        drawing = [
+            (request, tree, segment) for segment, (request, tree) in enumerate(zip(decoding, trees, strict=True))
+        ]
+        for segment, chunk in enumerate(chunks, start=len(decoding)):
+            if chunk.finishes_prompt:
+                drawing.append((chunk.request, DraftTree(), segment))
+        return [(r, Walk(tree, r.params, r.num_tokens, logit_start[segment])) for r, tree, segment in drawing]
+
+    def _accept(self, walks: Sequence[tuple[Request, Walk]], logits: Tensor) -> tuple[list[list[int]], list[list[int]]]:
+        """Draw tokens down every tree. Returns the new tokens and the accepted nodes of each walk."""
+        emitted: list[list[int]] = [[] for _ in walks]
+
+        def emit(index: int, token: int) -> bool:
+            request = walks[index][0]
+            emitted[index].append(token)
+            return emit_token(request, token, self._texts[request.request_id], self.target.facts.eos_ids) is not None
+
+        return emitted, accept(logits, [walk for _, walk in walks], self._sample, emit)
+
+    def _commit(self, decoding: Sequence[Request], accepted: Sequence[Sequence[int]], chunks: Sequence[Chunk]) -> None:
+        """Keep the KV of roots, accepted nodes and prompt chunks; the rest of the step's rows is dropped."""
+        kept = [(r, [0, *(node + 1 for node in nodes)]) for r, nodes in zip(decoding, accepted, strict=True)]
+        kept += [(chunk.request, list(range(chunk.size))) for chunk in chunks]
+        self.target.kv.commit([(slot_of(request), rows) for request, rows in kept])
+        for request, rows in kept:
+            request.num_computed += len(rows)
+
+    def _events(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> list[TokenEvent]:
+        """What the streams are told; finished requests leave."""
+        events = []
+        for request, tokens in zip(requests, emitted, strict=True):
+            text = self._texts[request.request_id].take(final=request.finish is not None)
+            events.append(TokenEvent(request, tuple(tokens), text, request.finish))
+            if request.finish is not None:
+                self._release(request)
+        return events
+
+    # ---- beside serving ----
+
+    def score(self, token_ids: Sequence[int]) -> Tensor:
+        """Logits [vocab] of the token after `token_ids`, plainly computed. The loop must be idle."""
+        assert token_ids and not self.has_work
+        slot = self.target.kv.allocate()
+        for start in range(0, len(token_ids), SCORE_CHUNK):
+            chunk = token_ids[start : start + SCORE_CHUNK]
+            logits = self.target.forward(pack([Segment(slot, start, chunk, range(-1, len(chunk) - 1), 1)]))
+            self.target.kv.commit([(slot, range(len(chunk)))])
+        self.target.kv.free(slot)
+        return logits[-1]
+
+    def measure_cost(self, **shape: Any) -> CostCurve:
+        """Seconds of a packed forward by rows and context, on the idle target (see engine/measure.py)."""
+        assert not self.has_work
+        return measure_cost(self.target, max_model_len=self.max_model_len, **shape)
+
+    def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+        return partial(
+            self.tokenizer.decode, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )

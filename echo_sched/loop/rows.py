@@ -1,0 +1,36 @@
+"""Requests as segments of packed rows: a decoding request's root and draft nodes, or a chunk of a prompt."""
+
+from typing import NamedTuple
+
+from echo_sched.tree import ROOT, DraftTree, Segment
+from echo_sched.types import Request
+
+
+class Chunk(NamedTuple):
+    """The next `size` prompt tokens of a prefilling request."""
+
+    request: Request
+    size: int
+
+    @property
+    def finishes_prompt(self) -> bool:
+        return self.request.num_computed + self.size == len(self.request.prompt_ids)
+
+
+def tree_segment(request: Request, tree: DraftTree) -> Segment:
+    """Row 0 is the root, row i + 1 is node i; all of them need logits."""
+    tokens = [request.output_ids[-1], *tree.tokens]
+    parents = [-1, *(parent - ROOT for parent in tree.parents)]
+    return Segment(slot_of(request), request.num_computed, tokens, parents, len(tokens))
+
+
+def chunk_segment(chunk: Chunk) -> Segment:
+    """A chain; the last row of a prompt draws the first output token."""
+    request, size = chunk
+    tokens = request.prompt_ids[request.num_computed : request.num_computed + size]
+    return Segment(slot_of(request), request.num_computed, tokens, range(-1, size - 1), int(chunk.finishes_prompt))
+
+
+def slot_of(request: Request) -> int:
+    assert request.slot is not None, "the request is not running"
+    return request.slot

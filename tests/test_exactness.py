@@ -1,0 +1,175 @@
+"""The first promise: whatever is drafted and however it is scheduled, the tokens are those of plain decoding."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from echo_sched.engine import accept as accept_module
+from echo_sched.engine.accept import Walk
+from echo_sched.engine.draft.ngram import NGramDrafter
+from echo_sched.engine.sampling import sample
+from echo_sched.loop import decode as decode_module
+from echo_sched.tree import ROOT
+from echo_sched.types import SamplingParams
+from tests.fakes import ScriptedDrafter
+from tests.loops import mixed_requests, references, run, tiny_loop, tiny_target
+from tests.tiny_models import FAMILIES, VOCAB_SIZE
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "off": {"policy": "off"},
+    "static": {"policy": "static"},
+    "echo": {"policy": "echo"},
+    "echo, no gate": {"policy": "echo", "gate": "none"},
+    "echo, dense gate by branch": {"policy": "echo", "gate": "dense", "gate_scope": "branch"},
+    "echo, random gate": {"policy": "echo", "gate": "random"},
+    "echo, no transfer": {"policy": "echo", "transfer": "off", "thresholds": "single"},
+    "echo, no width": {"policy": "echo", "widen": "off"},
+    "echo, width at truncation": {"policy": "echo", "widen_scope": "truncation"},
+}
+CHANCE = (0.9, 0.85, 0.85, 0.85, 0.9)
+MAX_DEPTH = 5
+
+
+def scripted(family: str, count: int, chance: Sequence[float] = CHANCE, *, signal: bool = False) -> ScriptedDrafter:
+    outputs = {name: result.output_ids for name, result in references(family, count).items()}
+    return ScriptedDrafter(outputs, chance, VOCAB_SIZE, signal=signal)
+
+
+def assert_equal_to_reference(loop: Any, family: str, count: int) -> None:
+    requests = mixed_requests(count)
+    run(loop, requests)
+    for request in requests:
+        expected = references(family, count)[request.request_id]
+        assert request.output_ids == expected.output_ids, request.request_id
+        assert request.finish == expected.finish, request.request_id
+
+
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_emits_what_plain_decoding_emits(family: str, count: int) -> None:
+    loop = tiny_loop(tiny_target(family), scripted(family, count), max_depth=MAX_DEPTH)
+    assert_equal_to_reference(loop, family, count)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_emits_what_plain_decoding_emits(policy: str) -> None:
+    target = tiny_target("llama")
+    for drafter in (scripted("llama", 16), NGramDrafter()):
+        loop = tiny_loop(target, drafter, max_depth=MAX_DEPTH, **POLICIES[policy])
+        assert_equal_to_reference(loop, "llama", 16)
+
+
+@pytest.mark.parametrize("k_max", [0, 1, 3, 200])
+def test_every_budget_emits_what_plain_decoding_emits(k_max: int) -> None:
+    target = tiny_target("qwen2")
+    loop = tiny_loop(target, scripted("qwen2", 8), max_depth=MAX_DEPTH, k_max=k_max)
+    assert_equal_to_reference(loop, "qwen2", 8)
+
+
+def test_neighbours_that_come_and_go_change_nothing() -> None:
+    """Cancelled requests, at every phase, leave no trace in the others' tokens."""
+    loop = tiny_loop(tiny_target("llama"), scripted("llama", 8), max_depth=MAX_DEPTH)
+    survivors, victims = mixed_requests(8), mixed_requests(8)
+    for index, victim in enumerate(victims):
+        victim.request_id = f"victim{index}"
+        loop.drafter.continuations[victim.request_id] = []  # type: ignore[attr-defined]
+        loop.add(victim)
+        loop.add(survivors[index])
+    num_steps = 0
+    while loop.has_work:
+        loop.step()
+        num_steps += 1
+        if num_steps % 2 == 0 and victims:
+            loop.cancel(victims.pop().request_id)
+        loop.check_integrity()
+    for request in survivors:
+        assert request.output_ids == references("llama", 8)[request.request_id].output_ids
+
+
+def test_the_suite_covers_what_it_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted runs of every depth, later siblings, truncation, widening, transfer, and stops inside accepted runs."""
+    lengths: Counter[int] = Counter()
+    ranks: Counter[int] = Counter()
+    stops_inside: Counter[str] = Counter()
+
+    def recording(logits: Tensor, walks: Sequence[Walk], *rest: Any) -> list[list[int]]:
+        accepted = accept_module.accept(logits, walks, *rest)
+        for walk, nodes in zip(walks, accepted, strict=True):
+            lengths[len(nodes)] += 1
+            for node in nodes:
+                siblings = [i for i, parent in enumerate(walk.tree.parents) if parent == walk.tree.parents[node]]
+                ranks[sorted(siblings, key=lambda i: -walk.tree.path_logps[i]).index(node)] += 1
+        return accepted
+
+    monkeypatch.setattr(decode_module, "accept", recording)
+    counted: Counter[str] = Counter()
+    for signal in (True, False):
+        drafter = scripted("llama", 16, signal=signal)
+        loop = tiny_loop(tiny_target("llama"), drafter, max_depth=MAX_DEPTH, k_max=60)
+        for request in mixed_requests(16):
+            loop.add(request)
+        while loop.has_work:
+            for event in loop.step():
+                inside = event.finish is not None and len(event.token_ids) > 1
+                if inside and event.finish is not None:
+                    matched = event.finish.matched
+                    kind = "string" if isinstance(matched, str) else "id" if matched is not None else "length"
+                    stops_inside[kind] += 1
+            record = loop.last_record
+            assert record is not None
+            counted["truncated"] += sum(record.truncated.values())
+            counted["deepened"] += sum(record.deepened.values())
+            counted["widened"] += record.num_widened
+            counted["transferred"] += record.num_transferred
+    assert all(lengths[depth] for depth in range(MAX_DEPTH + 1)), lengths
+    assert ranks[0] and ranks[1], ranks
+    assert all(counted[name] for name in ("truncated", "deepened", "widened", "transferred")), counted
+    assert all(stops_inside[kind] for kind in ("string", "id", "length")), stops_inside
+
+
+def wrong_always_greedy(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """Planted: accept by argmax under sampling."""
+    return [int(token) for token in logits.argmax(dim=-1)]
+
+
+def wrong_position(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """Planted: a node draws with its parent's random numbers."""
+    return sample(logits, params, [max(positions) for _ in positions])
+
+
+@pytest.mark.parametrize("sampler", [wrong_always_greedy, wrong_position])
+def test_a_planted_wrong_draw_is_caught(sampler: Any) -> None:
+    loop = tiny_loop(tiny_target("llama"), scripted("llama", 8), max_depth=MAX_DEPTH)
+    loop._sample = sampler
+    with pytest.raises(AssertionError, match=r"r\d"):
+        assert_equal_to_reference(loop, "llama", 8)
+
+
+def test_a_planted_greedy_child_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: step onto the drafter's best child whatever the target draws."""
+    right = accept_module.DraftTree.child
+    monkeypatch.setattr(
+        accept_module.DraftTree,
+        "child",
+        lambda tree, node, token: right(tree, node, token) if node != ROOT or not tree.tokens else 0,
+    )
+    loop = tiny_loop(tiny_target("llama"), scripted("llama", 8, chance=(0.5,)), max_depth=MAX_DEPTH)
+    with pytest.raises(AssertionError):
+        assert_equal_to_reference(loop, "llama", 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+def test_exact_numerics_make_speculation_bitwise_equal(family: str, dtype: torch.dtype) -> None:
+    """In low precision the tokens of speculation and of plain decoding agree only if every row's logits do."""
+    target = tiny_target(family, dtype=dtype, numerics="exact")
+    outputs = []
+    for settings in ({"policy": "off", "max_batch_size": 1}, {"policy": "static"}, {"policy": "echo"}):
+        requests = mixed_requests(8)
+        run(tiny_loop(target, scripted(family, 8), max_depth=MAX_DEPTH, **settings), requests)
+        outputs.append([request.output_ids for request in requests])
+    assert outputs[0] == outputs[1] == outputs[2]

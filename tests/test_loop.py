@@ -1,0 +1,167 @@
+"""The decode loop's own rules: what it refuses, what it counts, who gets a slot, what a cancel leaves behind."""
+
+from dataclasses import replace
+
+import pytest
+
+from echo_sched.engine.draft.ngram import NGramDrafter
+from echo_sched.engine.kv import slot_len
+from echo_sched.errors import ConfigError, RequestError
+from echo_sched.types import Request, SamplingParams
+from tests.fakes import ScriptedDrafter
+from tests.loops import EOS_ID, mixed_requests, references, run, tiny_loop, tiny_target
+from tests.tiny_models import VOCAB_SIZE, decode, random_prompt
+
+GREEDY = SamplingParams(max_new_tokens=20, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (Request("a", (), GREEDY), "input_ids"),
+        (Request("a", (1, VOCAB_SIZE), GREEDY), "input_ids"),
+        (Request("a", (1,) * 190, GREEDY), "max_new_tokens"),
+        (Request("known", (1,), GREEDY), "rid"),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused_by_field(request_: Request, param: str) -> None:
+    loop = tiny_loop(tiny_target(), NGramDrafter())
+    loop.add(Request("known", (1, 2), GREEDY))
+    with pytest.raises(RequestError) as caught:
+        loop.add(request_)
+    assert caught.value.param == param
+    assert loop.num_waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", float("nan")), ("top_p", 0.0), ("top_k", 0), ("min_p", 1.5), ("max_new_tokens", 0), ("seed", -1)],
+)
+def test_sampling_fields_out_of_range_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(RequestError) as caught:
+        replace(GREEDY, **{field: value})
+    assert caught.value.param == field
+
+
+def test_waiting_requests_get_slots_in_order_as_they_come_free() -> None:
+    loop = tiny_loop(tiny_target(num_slots=2), NGramDrafter(), max_batch_size=2)
+    finished: list[str] = []
+    for i in range(5):
+        loop.add(Request(f"r{i}", random_prompt(6, i), replace(GREEDY, max_new_tokens=4 + i)))
+    while loop.has_work:
+        admitted = min(2, loop.num_running + loop.num_waiting)
+        ended = [event.request.request_id for event in loop.step() if event.finish]
+        assert loop.num_running + len(ended) == admitted
+        finished += ended
+        loop.check_integrity()
+    assert sorted(finished) == [f"r{i}" for i in range(5)] and finished[0] == "r0"
+    assert loop.target.kv.num_free == 2
+
+
+def test_cancel_frees_everything_at_once_wherever_the_request_is() -> None:
+    drafter = NGramDrafter()
+    loop = tiny_loop(tiny_target(num_slots=2), drafter, max_batch_size=2)
+    for name in ("prefilling", "decoding", "waiting"):
+        loop.add(Request(name, random_prompt(30 if name == "prefilling" else 3), GREEDY))
+    loop.step()
+    loop.step()
+    for name in ("waiting", "prefilling", "decoding", "unknown"):
+        loop.cancel(name)
+        loop.check_integrity()
+    assert not loop.has_work and loop.target.kv.num_free == 2 and loop.step() == []
+
+
+def test_records_and_statistics_count_the_same_tokens() -> None:
+    outputs = {name: result.output_ids for name, result in references("llama", 8).items()}
+    loop = tiny_loop(tiny_target(), ScriptedDrafter(outputs, (0.8,), VOCAB_SIZE), max_depth=5)
+    requests = mixed_requests(8)
+    for request in requests:
+        loop.add(request)
+    records = []
+    while loop.has_work:
+        loop.step()
+        assert loop.last_record is not None
+        records.append(loop.last_record)
+    assert sum(r.num_emitted for r in records) == sum(len(r.output_ids) for r in requests)
+    assert sum(r.num_prompt_tokens for r in records) == sum(len(r.prompt_ids) for r in requests)
+    assert sum(r.num_verified for r in records) == sum(r.stats.num_verified for r in requests)
+    assert sum(r.num_accepted for r in records) == sum(r.stats.num_accepted for r in requests)
+    assert all(r.num_accepted <= r.num_verified <= r.k_max for r in records)
+    for request in requests:
+        stats = request.stats
+        assert stats.num_emitted == len(request.output_ids) - 1  # the first token comes from the prompt
+        assert sum(n * steps for n, steps in stats.accepted_lengths.items()) == stats.num_accepted
+        assert stats.num_verify_steps == sum(stats.accepted_lengths.values())
+
+
+def test_a_request_may_be_decoded_plainly_beside_speculating_ones() -> None:
+    outputs = {name: result.output_ids for name, result in references("llama", 8).items()}
+    loop = tiny_loop(tiny_target(), ScriptedDrafter(outputs, (0.9,), VOCAB_SIZE))
+    requests = mixed_requests(8)
+    run(loop, requests)
+    for request in requests:
+        plain = not request.params.speculation
+        assert (request.stats.num_verified == 0) == (plain or request.params.max_new_tokens == 1)
+
+
+def test_texts_end_where_the_stop_string_begins_and_ids_with_the_stop() -> None:
+    requests = mixed_requests(8)
+    texts = run(tiny_loop(tiny_target(), NGramDrafter()), requests)
+    kinds = set()
+    for request in requests:
+        assert request.finish is not None
+        whole = decode(request.output_ids)
+        if isinstance(request.finish.matched, str):
+            assert texts[request.request_id] == whole[: whole.index(request.finish.matched)]
+            kinds.add("string")
+        elif request.finish.type == "stop":
+            assert request.output_ids[-1] == request.finish.matched
+            assert request.finish.matched == EOS_ID or request.finish.matched in request.params.stop_token_ids
+            assert texts[request.request_id] == decode(request.output_ids[:-1])
+            kinds.add("id")
+        else:
+            assert texts[request.request_id] == whole
+            kinds.add("length")
+    assert kinds == {"string", "id", "length"}
+
+
+def test_a_drafter_that_skipped_steps_catches_up() -> None:
+    """K_max 0 for a while, then drafting again: the n-gram index knows everything committed in between."""
+    target, drafter = tiny_target(), NGramDrafter()
+    loop = tiny_loop(target, drafter)
+    off, on = tiny_loop(target, drafter, policy="off").policy, loop.policy
+    request = Request("a", (3, 4, 5) * 6, replace(GREEDY, max_new_tokens=60))
+    loop.add(request)
+    while loop.has_work:
+        loop.policy = off if len(request.output_ids) < 30 else on
+        loop.step()
+    expected = Request("b", request.prompt_ids, request.params)
+    run(tiny_loop(target, NGramDrafter(), policy="off"), [expected])
+    assert request.output_ids == expected.output_ids and request.stats.num_verified > 0
+
+
+def test_scheduling_can_change_on_a_loaded_target_and_nothing_else() -> None:
+    loop = tiny_loop(tiny_target(), NGramDrafter())
+    assert loop.with_policy(loop.config.model_copy(update={"policy": "off", "k_max": 3})).policy.name == "off"
+    for update in ({"dtype": "float32"}, {"k_max": loop.config.k_max + 1}):
+        with pytest.raises(ConfigError, match="cannot"):
+            loop.with_policy(loop.config.model_copy(update=update))
+
+
+def test_score_is_what_plain_decoding_draws_from() -> None:
+    loop = tiny_loop(tiny_target(), NGramDrafter())
+    request = Request("a", random_prompt(9), GREEDY)
+    run(loop, [request])
+    tokens = [*request.prompt_ids, *request.output_ids]
+    for cut in range(9, len(tokens)):
+        assert int(loop.score(tokens[:cut]).argmax()) == tokens[cut]
+
+
+def test_a_request_may_fill_the_context_in_either_numerics() -> None:
+    """Slots hold whole blocks of keys, so the last token of the longest request has room for its tree."""
+    for numerics in ("fast", "exact"):
+        target = tiny_target(numerics=numerics, max_len=slot_len(70, 24))  # type: ignore[arg-type]
+        loop = tiny_loop(target, NGramDrafter(), max_model_len=70)
+        request = Request("a", (3, 4, 5) * 5, replace(GREEDY, max_new_tokens=55))
+        run(loop, [request])
+        assert request.num_tokens == 70
