@@ -1,0 +1,144 @@
+"""From a checked body to the engine's requests: prompts into ids, defaults, and checks against the model's limits.
+
+Knows the tokenizer and the model's limits, and nothing of threads or sockets.
+"""
+
+import secrets
+import uuid
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from echo_sched.errors import RequestError
+from echo_sched.types import Request, SamplingParams
+from server.engine_thread import ServedModel
+from server.schemas import GenerateBody, SamplingBody
+
+DEFAULT_MAX_NEW_TOKENS = SamplingParams.max_new_tokens
+SEED_BITS = 53  # a drawn seed is reported in JSON, where many clients read numbers as doubles
+
+
+class _Prompt(NamedTuple):
+    field: str  # where the client wrote it, for messages
+    content: str | list[int]
+
+
+def to_requests(body: GenerateBody, model: ServedModel) -> list[Request]:
+    """One Request per prompt, in order. Raises RequestError naming the field."""
+    prompts, is_list = _prompts(body)
+    sampling = _sampling(body, len(prompts), is_list)
+    rids = _request_ids(body, len(prompts), is_list)
+    speculation = body.speculation is not False
+    requests = []
+    for prompt, (field, params), rid in zip(prompts, sampling, rids, strict=True):
+        ids = _token_ids(prompt, model)
+        max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, params, model.max_model_len)
+        requests.append(Request(rid, ids, _params(field, params, max_new_tokens, speculation, model.vocab_size)))
+    return requests
+
+
+def is_batch(body: GenerateBody) -> bool:
+    """Whether the client sent a list of prompts, and so gets a list back."""
+    return _prompts(body)[1]
+
+
+def _prompts(body: GenerateBody) -> tuple[list[_Prompt], bool]:
+    if body.text is not None and body.input_ids is not None:
+        raise RequestError("text and input_ids exclude each other; send one of them", "input_ids")
+    if body.text is None and body.input_ids is None:
+        raise RequestError("the prompt is missing: send text or input_ids", "text")
+    if isinstance(body.text, str):
+        return [_Prompt("text", body.text)], False
+    if body.text is not None:
+        if not body.text:
+            raise RequestError("text is an empty list", "text")
+        return [_Prompt(f"text[{index}]", text) for index, text in enumerate(body.text)], True
+    assert body.input_ids is not None
+    lists = [row for row in body.input_ids if isinstance(row, list)]
+    if lists:
+        return [_Prompt(f"input_ids[{index}]", row) for index, row in enumerate(lists)], True
+    return [_Prompt("input_ids", [row for row in body.input_ids if isinstance(row, int)])], False
+
+
+def _sampling(body: GenerateBody, num_prompts: int, is_list: bool) -> list[tuple[str, SamplingBody]]:
+    """(where the client wrote it, the fields) for each prompt."""
+    given = body.sampling_params or SamplingBody()
+    if isinstance(given, SamplingBody):
+        return [("sampling_params", given)] * num_prompts
+    _check_list("sampling_params", len(given), num_prompts, is_list)
+    return [(f"sampling_params[{index}]", params) for index, params in enumerate(given)]
+
+
+def _request_ids(body: GenerateBody, num_prompts: int, is_list: bool) -> Sequence[str]:
+    if body.rid is None:
+        return [uuid.uuid4().hex for _ in range(num_prompts)]
+    if isinstance(body.rid, str):
+        if is_list:
+            raise RequestError("rid must be a list, one per prompt, when the prompts are a list", "rid")
+        rids = [body.rid]
+    else:
+        _check_list("rid", len(body.rid), num_prompts, is_list)
+        rids = body.rid
+    if not all(rids) or len(set(rids)) < len(rids):
+        raise RequestError("rid must hold distinct ids that are not empty", "rid")
+    return rids
+
+
+def _check_list(field: str, num_given: int, num_prompts: int, is_list: bool) -> None:
+    if not is_list:
+        raise RequestError(f"{field} is a list, but the prompt is not", field)
+    if num_given != num_prompts:
+        raise RequestError(f"{field} has {num_given} entries for {num_prompts} prompts", field)
+
+
+def _token_ids(prompt: _Prompt, model: ServedModel) -> tuple[int, ...]:
+    if not prompt.content:
+        raise RequestError(f"{prompt.field} is empty", prompt.field)
+    if isinstance(prompt.content, list):
+        _check_ids(prompt.field, prompt.content, model.vocab_size)
+        return tuple(prompt.content)
+    ids = tuple(model.tokenizer(prompt.content)["input_ids"])
+    if not ids:
+        raise RequestError(f"{prompt.field} has no tokens", prompt.field)
+    return ids
+
+
+def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    for place, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            message = f"{field}[{place}] is {token_id}, outside the vocabulary of {vocab_size} tokens"
+            raise RequestError(message, f"{field}[{place}]")
+
+
+def _max_new_tokens(prompt_field: str, prompt_len: int, field: str, params: SamplingBody, max_model_len: int) -> int:
+    room = max_model_len - prompt_len
+    if params.max_new_tokens is None:
+        if room < 1:
+            message = f"{prompt_field} has {prompt_len} tokens, which leaves no room in the context of {max_model_len}"
+            raise RequestError(message, prompt_field)
+        return min(DEFAULT_MAX_NEW_TOKENS, room)
+    if params.max_new_tokens > room:
+        total = f"{prompt_len} prompt tokens + max_new_tokens {params.max_new_tokens}"
+        raise RequestError(f"{total} exceed the context of {max_model_len} tokens", f"{field}.max_new_tokens")
+    return params.max_new_tokens
+
+
+def _params(field: str, given: SamplingBody, max_new_tokens: int, speculation: bool, vocab_size: int) -> SamplingParams:
+    plain = {"temperature", "top_p", "top_k", "min_p", "ignore_eos", "skip_special_tokens", "no_stop_trim"}
+    values = given.model_dump(include=plain, exclude_none=True)
+    seed = given.sampling_seed
+    stop = [] if given.stop is None else given.stop
+    stop_token_ids = given.stop_token_ids or []
+    _check_ids(f"{field}.stop_token_ids", stop_token_ids, vocab_size)
+    if "top_k" in values:
+        values["top_k"] = min(values["top_k"], vocab_size)
+    try:
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            seed=secrets.randbits(SEED_BITS) if seed is None else seed,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(stop_token_ids),
+            speculation=speculation,
+            **values,
+        )
+    except RequestError as error:
+        raise RequestError(f"{field}.{error}", f"{field}.{error.param}") from error

@@ -1,0 +1,96 @@
+"""What clients get back: plain JSON-able values, in the shapes of SGLang's native routes and OpenAI's model list."""
+
+from dataclasses import asdict
+from typing import Any
+
+from echo_sched.types import FinishReason, StepRecord
+from server.bridge import EngineBridge
+from server.engine_thread import ServedModel
+from server.generation import Output
+from server.version import package_version
+
+
+def generated(output: Output, is_batch: bool) -> dict[str, Any]:
+    """One prompt's result so far; its text is cumulative. Prompts of a list carry their index."""
+    index = {"index": output.index} if is_batch else {}
+    return {**index, "text": output.text, "output_ids": output.token_ids, "meta_info": _meta_info(output)}
+
+
+def _meta_info(output: Output) -> dict[str, Any]:
+    request, stats = output.request, output.stats
+    lengths = stats.accepted_lengths
+    return {
+        "id": request.request_id,
+        "finish_reason": None if output.finish is None else _finish_reason(output.finish),
+        "prompt_tokens": len(request.prompt_ids),
+        "completion_tokens": len(output.token_ids),
+        "cached_tokens": 0,
+        "sampling_seed": request.params.seed,
+        "e2e_latency": output.updated_at - output.arrived_at,
+        "spec_verify_ct": stats.num_verify_steps,
+        "spec_accept_length": stats.acceptance_length,
+        "spec_accept_rate": stats.num_accepted / stats.num_verified if stats.num_verified else 0.0,
+        "spec_accept_token_num": stats.num_accepted,
+        "spec_draft_token_num": stats.num_verified,
+        "spec_truncated_ct": stats.num_truncated,
+        "spec_widened_ct": stats.num_widened,
+        # entry k: verify steps that accepted k nodes
+        "spec_depth_histogram": [lengths[k] for k in range(max(lengths, default=-1) + 1)],
+    }
+
+
+def _finish_reason(finish: FinishReason) -> dict[str, Any]:
+    reason: dict[str, Any] = {"type": finish.type}
+    if finish.matched is not None:
+        reason["matched"] = finish.matched
+    if finish.message is not None:
+        reason["message"] = finish.message
+    return reason
+
+
+def server_info(bridge: EngineBridge) -> dict[str, Any]:
+    """Settings, facts of the engine, and its state now. Never the API key."""
+    model = bridge.model
+    return {
+        "model_path": model.model_path,
+        "version": package_version(),
+        "settings": {**model.config.model_dump(), **bridge.settings.model_dump(exclude={"api_key"})},
+        "engine": model.info,
+        "profile": model.info.get("profile"),
+        "scheduler": {
+            "state": bridge.state,
+            "stalled": bridge.stalled,
+            "num_requests_running": bridge.report.num_running,
+            "num_requests_waiting": bridge.report.num_waiting,
+        },
+        "last_step": None if bridge.last_record is None else _step(bridge.last_record),
+        "internal_states": [{"avg_spec_accept_length": bridge.acceptance_length}],
+    }
+
+
+def _step(record: StepRecord) -> dict[str, Any]:
+    step = asdict(record)
+    del step["gate_readings"]
+    return step
+
+
+def model_info(model: ServedModel) -> dict[str, Any]:
+    return {
+        "model_path": model.model_path,
+        "tokenizer_path": model.model_path,
+        "is_generation": True,
+        "vocab_size": model.vocab_size,
+        "max_model_len": model.max_model_len,
+    }
+
+
+def model_list(model: ServedModel, created: int) -> dict[str, Any]:
+    entry = {
+        "id": model.config.model,
+        "object": "model",
+        "created": created,
+        "owned_by": "echo-sched",
+        "root": model.model_path,
+        "max_model_len": model.max_model_len,
+    }
+    return {"object": "list", "data": [entry]}
