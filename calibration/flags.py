@@ -1,0 +1,123 @@
+"""The command line of `echo-sched calibrate`. Knows flags and their ranges; starts nothing."""
+
+import argparse
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from echo_sched.errors import ConfigError
+from echo_sched.flags import add_engine_flags
+from echo_sched.prompts import ChatTemplate
+from echo_sched.scheduler.fit import DEFAULT_AUC_CUT
+from echo_sched.types import SamplingParams
+
+# Settings that calibration decides itself: trees are ungated and nothing runs out of budget.
+DECIDED = (
+    "policy",
+    "profile",
+    "k_max",
+    "gate",
+    "gate_scope",
+    "thresholds",
+    "transfer",
+    "widen",
+    "widen_scope",
+    "seed",
+)
+DEFAULT_COST_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+DEFAULT_COST_CONTEXTS = (128, 1024)
+
+DESCRIPTION = """\
+Measure how well the drafter's confidence predicts acceptance on your prompts, and write the profile that the scheduler
+reads: the depths worth gating, their thresholds, and what a forward costs on this machine.
+
+Trees are grown without a gate, so every depth is seen. A depth becomes a checkpoint when the lower end of the 95 %
+interval of its AUC reaches --auc-cut; the interval comes from resampling prompts. If no depth qualifies, the profile
+says so and why; none is invented."""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parsed and range-checked arguments. Raises ConfigError naming the flag."""
+    args = _parser().parse_args(argv)
+    for name in ("max_prompts", "concurrency"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.cost_repeats < 0:
+        raise ConfigError(f"--cost-repeats must not be negative, got {args.cost_repeats}")
+    if not (math.isfinite(args.auc_cut) and 0.0 <= args.auc_cut <= 1.0):
+        raise ConfigError(f"--auc-cut must be in [0, 1], got {args.auc_cut}")
+    _check_writable(args.out)
+    return args
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """How the prompts are answered. Raises RequestError naming the setting."""
+    return SamplingParams(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "echo-sched calibrate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("data", metavar="DATA", help="file of prompts such as you will serve (JSON Lines or JSON, may be gzipped)")
+    add("--out", required=True, metavar="FILE", help="profile to write; an existing one is replaced when all is done")
+    add("--max-prompts", type=int, default=64, metavar="N", help="most prompts to run, drawn at random (default: 64)")
+    add("--max-new-tokens", type=int, default=64, metavar="N", help="most tokens per answer (default: 64)")
+    add("--concurrency", type=int, default=4, metavar="N", help="answers written at once (default: 4)")
+    add("--temperature", type=float, default=0.0, metavar="X", help="as you will serve; 0 is greedy (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="decides the drawing, sampling and resampling (default: 0)")
+    add(
+        "--chat-template",
+        choices=get_args(ChatTemplate),
+        default="auto",
+        help="auto: the model's template where a row is a chat; always: text rows too; never (default: auto)",
+    )
+    add(
+        "--auc-cut",
+        type=float,
+        default=DEFAULT_AUC_CUT,
+        metavar="X",
+        help=f"what a checkpoint's AUC must surely reach; 0.5 is a coin (default: {DEFAULT_AUC_CUT})",
+    )
+    add(
+        "--cost-tokens",
+        type=_ascending,
+        default=DEFAULT_COST_TOKENS,
+        metavar="N,N,...",
+        help="packed rows whose forward is timed; go as far as your --k-max and batch (default: 1 to 128 in 14 steps)",
+    )
+    add(
+        "--cost-contexts",
+        type=_ascending,
+        default=DEFAULT_COST_CONTEXTS,
+        metavar="L,L,...",
+        help="tokens each request has in its cache while that is timed (default: 128,1024)",
+    )
+    add("--cost-repeats", type=int, default=5, metavar="N", help="timings of each, 0: measure no cost (default: 5)")
+    add_engine_flags(parser, exclude=DECIDED)
+    return parser
+
+
+def _ascending(text: str) -> tuple[int, ...]:
+    try:
+        values = tuple(sorted({int(word) for word in text.split(",")}))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
+    if values[0] < 1:
+        raise argparse.ArgumentTypeError(f"every number must be at least 1, got {values[0]}")
+    return values
+
+
+def _check_writable(out: str) -> None:
+    """Long work is not begun when its result could not be written."""
+    path = Path(out)
+    if path.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot write in folder {path.parent}: {error.strerror}") from error

@@ -1,0 +1,58 @@
+"""Where a profile came from: the data by hash, what was left out and why, every setting, and the run itself.
+
+Adds calibration's own facts to those every result file of the product carries (echo_sched/provenance.py).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from calibration.collect import Sample, Trace
+from echo_sched import provenance
+from echo_sched.config import EngineConfig
+from echo_sched.engine.measure import CostCurve
+from echo_sched.prompts import PromptFile
+from echo_sched.scheduler import fit
+
+
+def profile_provenance(
+    argv: Sequence[str],
+    *,
+    data_path: str,
+    prompts: PromptFile,
+    sample: Sample,
+    settings: dict[str, Any],
+    config: EngineConfig,
+    trace: Trace,
+    curve: CostCurve | None,
+) -> dict[str, Any]:
+    """JSON-able: enough to run the same calibration again and to see what the numbers rest on."""
+    return {
+        **provenance.provenance(argv),
+        "data": {
+            "file": Path(data_path).name,
+            "sha256": prompts.sha256,
+            "num_prompts": len(sample.requests),
+            "num_prompts_in_file": len(prompts.prompts),
+            "num_skipped": sample.num_skipped,
+            "skip_reasons": sample.skip_reasons,
+            "num_bad_rows": prompts.num_bad_rows,
+            "bad_row_reasons": prompts.bad_row_reasons,
+        },
+        "settings": settings,
+        "rules": {
+            "checkpoint": "lower end of the AUC's 95 % interval (bootstrap over prompts) at or above auc_cut",
+            "threshold": "Youden's J on one half of the prompts, above 0 on the other half",
+            "min_readings": fit.MIN_READINGS,
+            "min_prompts": fit.MIN_PROMPTS,
+            "num_resamples": fit.NUM_RESAMPLES,
+            "target_reach": fit.TARGET_REACH,
+        },
+        "engine": config.model_dump(mode="json"),
+        "run": {
+            "num_steps": trace.num_steps,
+            "num_output_tokens": trace.num_output_tokens,
+            "num_readings": len(trace.readings),
+        },
+        "cost_spread_seconds": None if curve is None else [list(row) for row in curve.spread],
+    }
