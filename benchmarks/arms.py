@@ -1,0 +1,58 @@
+"""The arms of a comparison: a policy's name, with settings of its own where an ablation is compared.
+
+off,static,echo,echo:gate=none,echo:gate=dense:widen=off
+"""
+
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from echo_sched.config import EngineConfig
+from echo_sched.errors import ConfigError
+
+REFERENCE = "off"  # plain decoding: what every arm's tokens and speed are compared with
+ARM_SETTINGS = (
+    "k_max",
+    "max_depth",
+    "branching",
+    "gate",
+    "gate_scope",
+    "thresholds",
+    "transfer",
+    "widen",
+    "widen_scope",
+)
+
+
+class Arm(NamedTuple):
+    name: str  # as the caller wrote it
+    config: EngineConfig
+
+
+def parse_arms(text: str, base: EngineConfig) -> list[Arm]:
+    """The arms of a comma-separated list, the reference first among them if it was not named.
+
+    Raises ConfigError for an unknown policy or setting, a value out of range, or an arm named twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if REFERENCE not in names:
+        names.insert(0, REFERENCE)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--arms names an arm twice: {text}")
+    return [Arm(name, _arm_config(name, base)) for name in names]
+
+
+def _arm_config(name: str, base: EngineConfig) -> EngineConfig:
+    policy, *words = name.split(":")
+    settings: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        key = key.replace("-", "_")
+        if key not in ARM_SETTINGS:
+            raise ConfigError(f"--arms {name}: no setting {key!r}; an arm may set {', '.join(ARM_SETTINGS)}")
+        settings[key] = value
+    try:
+        return EngineConfig.model_validate(base.model_dump() | settings | {"policy": policy})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(f"--arms {name}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error

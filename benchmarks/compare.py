@@ -1,0 +1,178 @@
+"""`echo-sched bench compare`: scheduling policies against plain decoding, on the same prompts, seeds and weights.
+
+Closed loop, in process, no HTTP. Arms are interleaved within each repeat, and every arm's tokens are checked against
+those of the arm `off`: speculation may change how fast an answer comes, never what it says.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.arms import REFERENCE, parse_arms
+from benchmarks.comparison import Plan, check_exactness, run_trials, summarise
+from benchmarks.report import check_output, console, finite, print_json, progress_bar, show_table, write_json
+from benchmarks.workload import add_workload_flags, concurrency_list, positive_int, read_workload
+from echo_sched.cli import run
+from echo_sched.errors import DataError
+from echo_sched.flags import add_engine_flags, engine_config
+from echo_sched.prompts import Prompt, encode_prompt
+from echo_sched.provenance import provenance
+from echo_sched.types import SamplingParams
+
+if TYPE_CHECKING:
+    from echo_sched.loop import DecodeLoop
+
+OWN_FLAGS = ("policy", "max_batch_size", "seed")  # decided by --arms, --concurrency and the workload's --seed
+
+TABLE_COLUMNS = {
+    "tokens/s": "output_throughput",
+    "accepted length": "acceptance_length",
+    "utilisation": "draft_utilisation",
+    "steps": "num_steps",
+    "nodes": "num_verified_nodes",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 1 when numerics are exact and any tokens differ from plain decoding's."""
+    args = _parser().parse_args(argv)
+    check_output(args.output)
+    base = engine_config(args, policy=REFERENCE, max_batch_size=max(args.concurrency), seed=args.seed)
+    arms = parse_arms(args.arms, base)
+    workload = read_workload(args.dataset_path, args.num_prompts)
+
+    from echo_sched.loop import DecodeLoop  # loads torch: bad flags and files should answer at once
+
+    # Arms share one cache, so it is made for the largest budget among them.
+    loop = DecodeLoop.from_config(base.model_copy(update={"k_max": max(arm.config.k_max for arm in arms)}))
+    params = SamplingParams(args.max_new_tokens, args.temperature, seed=args.seed, ignore_eos=args.ignore_eos)
+    prompts = _encode(loop, workload.prompts, args)
+    plan = Plan(arms, args.concurrency, prompts, params, args.repeats, args.num_warmups)
+    with progress_bar() as bar:
+        task = bar.add_task("requests", total=plan.num_requests)
+        trials = run_trials(loop, plan, lambda: bar.advance(task))
+        bar.update(task, description="checking tokens")
+        exactness = check_exactness(trials, plan, lambda tokens, how: _margin(loop, tokens, how))
+    document = {
+        **summarise(trials),
+        "exactness": {"numerics": base.numerics, **exactness},
+        "order": [[repeat, concurrency, arm.name] for repeat, concurrency, arm in plan.order()],
+        "args": {name: finite(value) for name, value in vars(args).items()},
+        "engine": loop.info(),
+        "dataset": workload.facts | {"num_too_long": len(workload.prompts) - len(prompts)},
+        **provenance(argv),
+    }
+    write_json(args.output, document)
+    _show(document)
+    print_json(_headline(args.output, document))
+    return 1 if base.numerics == "exact" and not exactness["equal"] else 0
+
+
+def _encode(loop: "DecodeLoop", prompts: Sequence[Prompt], args: argparse.Namespace) -> list[tuple[int, ...]]:
+    """Token ids of the prompts that fit. Raises DataError when none does."""
+    encoded = [tuple(encode_prompt(loop.tokenizer, prompt, args.chat_template)) for prompt in prompts]
+    fitting = [ids for ids in encoded if 0 < len(ids) <= loop.max_model_len - args.max_new_tokens]
+    if not fitting:
+        raise DataError(
+            f"{args.dataset_path}: no prompt fits: --max-new-tokens {args.max_new_tokens} and the shortest prompt "
+            f"({min(map(len, encoded))} tokens) exceed the context of {loop.max_model_len}"
+        )
+    return fitting
+
+
+def _margin(loop: "DecodeLoop", tokens: tuple[int, ...], params: SamplingParams) -> float:
+    """How near the choice after `tokens` was to going the other way, from logits computed plainly."""
+    from echo_sched.engine.reference import choose
+
+    return choose(loop.score(tokens).double().cpu().numpy(), params, position=len(tokens)).margin
+
+
+def _headline(path: str, document: dict[str, Any]) -> dict[str, Any]:
+    ratios = {
+        arm: {concurrency: cell["median"] for concurrency, cell in cells.items()}
+        for arm, cells in document["ratios"].items()
+    }
+    exactness = document["exactness"]
+    shares = {
+        arm: {concurrency: cell["share_equal"] for concurrency, cell in cells.items()}
+        for arm, cells in exactness["arms"].items()
+    }
+    return {
+        "output": path,
+        "ratios": ratios,
+        "numerics": exactness["numerics"],
+        "equal": exactness["equal"],
+        "share_equal": shares,
+        "control_share_equal": exactness["control"] and exactness["control"]["share_equal"],
+    }
+
+
+def _show(document: dict[str, Any]) -> None:
+    """The table, and below it what exactness found."""
+    exactness = document["exactness"]
+    rows = []
+    for arm, cells in document["arms"].items():
+        for concurrency, cell in cells.items():
+            ratio = document["ratios"].get(arm, {}).get(concurrency, {}).get("median")
+            share = exactness["arms"].get(arm, {}).get(concurrency, {}).get("share_equal")
+            rows.append([arm, concurrency, *(cell[key] for key in TABLE_COLUMNS.values()), ratio, share])
+    columns = ["arm", "concurrency", *TABLE_COLUMNS, f"ratio to {REFERENCE}", "share equal"]
+    show_table("Comparison (medians over repeats)", columns, rows)
+    if control := exactness["control"]:
+        low, high = control["concurrency"]
+        console.print(f"control, {REFERENCE} at {low} against {high}: share equal {control['share_equal']:.3f}")
+    if exactness["numerics"] == "exact" and not exactness["equal"]:
+        for line in _differences(exactness):
+            console.print(line, style="red", markup=False, soft_wrap=True)
+
+
+def _differences(exactness: dict[str, Any]) -> list[str]:
+    """One line per output that differs from plain decoding's."""
+    places = [
+        (f"{arm} at concurrency {concurrency}", cell)
+        for arm, cells in exactness["arms"].items()
+        for concurrency, cell in cells.items()
+    ]
+    if control := exactness["control"]:
+        places.append((f"{REFERENCE} at concurrency {control['concurrency'][1]}", control))
+    return [
+        f"error: {place}, repeat {fork['repeat']}: request {fork['request']} differs at output token "
+        f"{fork['position']} ({fork['token']} instead of {fork['reference_token']}, margin {fork['margin']})"
+        for place, cell in places
+        for fork in cell["forks"]
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="echo-sched bench compare",
+        description="Compare scheduling policies with plain decoding, in process, and check that all say the same.",
+        epilog="Example: echo-sched bench compare --dataset-path examples/prompts.jsonl --arms off,static,echo "
+        "--concurrency 1,8,32 --num-prompts 32 --max-new-tokens 64 --ignore-eos --output comparison.json",
+    )
+    comparison = parser.add_argument_group("comparison")
+    comparison.add_argument(
+        "--arms",
+        default="off,static,echo",
+        metavar="ARM[,ARM...]",
+        help="policies, with settings of their own after colons, as in echo:gate=none:widen=off; "
+        "off is always among them (default: %(default)s)",
+    )
+    comparison.add_argument(
+        "--concurrency",
+        type=concurrency_list,
+        default=[1, 8, 32],
+        metavar="N[,N...]",
+        help="requests running at once (default: 1,8,32)",
+    )
+    comparison.add_argument(
+        "--repeats", type=positive_int, default=1, metavar="N", help="times everything runs (default: %(default)s)"
+    )
+    comparison.add_argument("--output", required=True, metavar="FILE", help="JSON file to write")
+    add_workload_flags(parser)
+    add_engine_flags(parser, exclude=OWN_FLAGS)
+    return parser
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,146 @@
+"""Runs the trials of a comparison in a fair order and sums them up. Knows no command line and no files."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.arms import REFERENCE, Arm
+from benchmarks.exactness import MarginOf, Tokens, equality
+from benchmarks.trial import SharedEngine, Trial, run_trial
+from echo_sched.types import Request, SamplingParams
+
+WARMUP_TOKENS = 8  # enough steps to draft, verify and commit
+
+Trials = dict[tuple[str, int], list[Trial]]  # (arm, concurrency) -> one per repeat, in the order they ran
+Margin = Callable[[tuple[int, ...], SamplingParams], float]  # (tokens before the choice, how it is made) -> margin
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared on what."""
+
+    arms: Sequence[Arm]
+    concurrencies: Sequence[int]
+    prompts: Sequence[tuple[int, ...]]
+    params: SamplingParams  # request i samples with params.seed + i
+    num_repeats: int
+    num_warmups: int
+
+    @property
+    def num_requests(self) -> int:
+        """Measured requests of all trials."""
+        return len(self.arms) * len(self.concurrencies) * self.num_repeats * len(self.prompts)
+
+    def order(self) -> Iterator[tuple[int, int, Arm]]:
+        """(repeat, concurrency, arm). Machines drift: arms follow each other closely and take turns at being first."""
+        for repeat, concurrency in itertools.product(range(self.num_repeats), self.concurrencies):
+            first = repeat % len(self.arms)
+            for arm in (*self.arms[first:], *self.arms[:first]):
+                yield repeat, concurrency, arm
+
+    def requests(self, label: str, num_requests: int, max_new_tokens: int) -> list[Request]:
+        chosen = itertools.islice(itertools.cycle(self.prompts), num_requests)
+        return [
+            Request(f"{label}-{i}", prompt, self.request_params(i, max_new_tokens)) for i, prompt in enumerate(chosen)
+        ]
+
+    def request_params(self, index: int, max_new_tokens: int) -> SamplingParams:
+        return replace(self.params, seed=self.params.seed + index, max_new_tokens=max_new_tokens)
+
+
+def run_trials(engine: SharedEngine, plan: Plan, on_finish: Callable[[], None] = lambda: None) -> Trials:
+    """Every arm at every concurrency, `num_repeats` times; each trial is warmed up first."""
+    trials: Trials = {(arm.name, level): [] for arm in plan.arms for level in plan.concurrencies}
+    for repeat, concurrency, arm in plan.order():
+        current = engine.with_policy(arm.config)
+        label = f"{arm.name}-{concurrency}-{repeat}"
+        num_warm = min(WARMUP_TOKENS, plan.params.max_new_tokens)
+        if plan.num_warmups:
+            run_trial(current, plan.requests(f"warm-{label}", plan.num_warmups, num_warm), concurrency)
+        measured = plan.requests(label, len(plan.prompts), plan.params.max_new_tokens)
+        trials[arm.name, concurrency].append(run_trial(current, measured, concurrency, on_finish))
+    return trials
+
+
+def summarise(trials: Trials) -> dict[str, Any]:
+    """`arms`: numbers per arm and concurrency. `ratios`: throughput over plain decoding's, paired by repeat."""
+    arms: dict[str, dict[str, Any]] = {}
+    ratios: dict[str, dict[str, Any]] = {}
+    for (arm, concurrency), repeats in trials.items():
+        arms.setdefault(arm, {})[str(concurrency)] = _cell(repeats)
+        if arm == REFERENCE:
+            continue
+        pairs = zip(repeats, trials[REFERENCE, concurrency], strict=True)
+        values = [mine.output_throughput / plain.output_throughput for mine, plain in pairs]
+        ratios.setdefault(arm, {})[str(concurrency)] = {
+            "median": statistics.median(values),
+            "range": [min(values), max(values)],
+            "values": values,
+        }
+    return {"arms": arms, "ratios": ratios}
+
+
+def check_exactness(trials: Trials, plan: Plan, margin: Margin) -> dict[str, Any]:
+    """Every trial's tokens against the first trial of plain decoding at the same concurrency, and the control: plain
+    decoding at the lowest concurrency against plain decoding at the highest (None where there is one level only)."""
+    known: dict[tuple[int, int, Tokens], float] = {}
+
+    def margin_of(request: int, position: int, before: Tokens) -> float:
+        key = request, position, tuple(before)
+        if key not in known:  # arms that fork at the same place share one forward
+            params = plan.request_params(request, plan.params.max_new_tokens)
+            known[key] = margin((*plan.prompts[request], *before), params)
+        return known[key]
+
+    arms: dict[str, dict[str, Any]] = {}
+    for (arm, concurrency), repeats in trials.items():
+        first = trials[REFERENCE, concurrency][0]
+        if outputs := [trial.outputs for trial in repeats if trial is not first]:
+            arms.setdefault(arm, {})[str(concurrency)] = equality(first.outputs, outputs, margin_of)
+    control = _control(trials, plan, margin_of)
+    compared = [cell for cells in arms.values() for cell in cells.values()] + ([control] if control else [])
+    return {
+        "reference": REFERENCE,
+        "equal": all(cell["num_equal"] == cell["num_compared"] for cell in compared),
+        "arms": arms,
+        "control": control,
+    }
+
+
+def _control(trials: Trials, plan: Plan, margin_of: MarginOf) -> dict[str, Any] | None:
+    low, high = min(plan.concurrencies), max(plan.concurrencies)
+    if low == high:
+        return None
+    outputs = [trial.outputs for trial in trials[REFERENCE, high]]
+    return {"concurrency": [low, high], **equality(trials[REFERENCE, low][0].outputs, outputs, margin_of)}
+
+
+def _cell(repeats: Sequence[Trial]) -> dict[str, Any]:
+    """Seconds and throughput over all repeats; counts of the first, which the others should equal."""
+    throughputs = [trial.output_throughput for trial in repeats]
+    first, counts = repeats[0], repeats[0].counts
+    phases = dict.fromkeys(phase for trial in repeats for phase in trial.phase_seconds)
+    return {
+        "output_throughput": statistics.median(throughputs),
+        "output_throughput_spread": [min(throughputs), max(throughputs)],
+        "output_throughput_values": throughputs,
+        "duration": statistics.median(trial.duration for trial in repeats),
+        "seconds": {
+            phase: statistics.median(trial.phase_seconds.get(phase, 0.0) for trial in repeats) for phase in phases
+        },
+        "repeatable": all(trial.counts == counts and trial.outputs == first.outputs for trial in repeats),
+        "acceptance_length": first.acceptance_length,
+        "draft_utilisation": counts.draft_utilisation,
+        "num_steps": counts.num_steps,
+        "num_steps_without_draft": counts.num_steps_without_draft,
+        "num_verified_nodes": counts.num_verified_nodes,
+        "num_accepted_nodes": counts.num_accepted_nodes,
+        "num_prompt_tokens": counts.num_prompt_tokens,
+        "num_output_tokens": first.num_output_tokens,
+        "truncated": {str(depth): counts.truncated[depth] for depth in sorted(counts.truncated)},
+        "deepened": {str(depth): counts.deepened[depth] for depth in sorted(counts.deepened)},
+        "widened": counts.widened,
+        "transferred": counts.transferred,
+    }

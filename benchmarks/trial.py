@@ -1,0 +1,120 @@
+"""One trial of a comparison: some requests through one engine, never more than `concurrency` of them at once.
+
+Measures seconds and counts what the steps did. Knows nothing of arms, other trials or files.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from echo_sched.config import EngineConfig
+from echo_sched.errors import RequestError
+from echo_sched.types import Request, StepRecord, TokenEvent
+
+
+class Engine(Protocol):
+    """What a trial needs of a decode loop."""
+
+    def add(self, request: Request) -> None: ...
+
+    def step(self) -> list[TokenEvent]: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def last_record(self) -> StepRecord | None: ...
+
+
+class SharedEngine(Engine, Protocol):
+    """A decode loop whose loaded target serves one arm after the other."""
+
+    def with_policy(self, config: EngineConfig) -> Engine:
+        """An idle engine with these settings on the same weights and KV."""
+
+
+@dataclass
+class Counts:
+    """What the steps of a trial did. Two runs of the same arm on the same prompts should count the same."""
+
+    num_steps: int = 0
+    num_steps_without_draft: int = 0
+    num_root_steps: int = 0  # roots verified: verify steps summed over requests
+    num_verified_nodes: int = 0
+    num_accepted_nodes: int = 0
+    num_prompt_tokens: int = 0
+    widened: int = 0
+    transferred: int = 0
+    truncated: Counter[int] = field(default_factory=Counter)  # depth -> requests truncated before it
+    deepened: Counter[int] = field(default_factory=Counter)  # depth -> nodes granted there
+
+    def take(self, record: StepRecord) -> None:
+        self.num_steps += 1
+        self.num_steps_without_draft += record.num_decoding > 0 and record.num_verified == 0
+        self.num_root_steps += record.num_decoding
+        self.num_verified_nodes += record.num_verified
+        self.num_accepted_nodes += record.num_accepted
+        self.num_prompt_tokens += record.num_prompt_tokens
+        self.widened += record.num_widened
+        self.transferred += record.num_transferred
+        self.truncated.update(record.truncated)
+        self.deepened.update(record.deepened)
+
+    @property
+    def draft_utilisation(self) -> float:
+        """Accepted nodes / verified nodes; 0 where nothing was verified (`num_verified_nodes` stands beside it)."""
+        return self.num_accepted_nodes / self.num_verified_nodes if self.num_verified_nodes else 0.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of it. `outputs` are the requests' token ids in the order of the requests."""
+
+    duration: float  # seconds, prompts included
+    outputs: tuple[tuple[int, ...], ...]
+    counts: Counts
+    phase_seconds: dict[str, float]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def output_throughput(self) -> float:
+        """Tokens per second."""
+        return self.num_output_tokens / self.duration
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per verify step per request, bonus included. A request's first token comes from its prompt instead."""
+        num_steps = self.counts.num_root_steps
+        return (self.num_output_tokens - len(self.outputs)) / num_steps if num_steps else 1.0
+
+
+def run_trial(
+    engine: Engine, requests: Sequence[Request], concurrency: int, on_finish: Callable[[], None] = lambda: None
+) -> Trial:
+    """Raises RequestError when the engine aborts a request."""
+    waiting, num_open = deque(requests), 0
+    counts, phases = Counts(), Counter[str]()
+    start = time.perf_counter()
+    while waiting or num_open:
+        while waiting and num_open < concurrency:
+            engine.add(waiting.popleft())
+            num_open += 1
+        assert engine.has_work, "an engine with open requests has work"
+        for event in engine.step():
+            if event.finish is None:
+                continue
+            if event.finish.type == "abort":
+                raise RequestError(f"request {event.request.request_id} was aborted: {event.finish.message}")
+            num_open -= 1
+            on_finish()
+        record = engine.last_record
+        assert record is not None, "a step leaves a record"
+        counts.take(record)
+        phases.update(record.seconds)
+    duration = time.perf_counter() - start
+    return Trial(duration, tuple(tuple(request.output_ids) for request in requests), counts, dict(phases))

@@ -1,0 +1,365 @@
+"""The comparison: fair order, honest numbers, and tokens that must be plain decoding's."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import compare
+from benchmarks.arms import ARM_SETTINGS, parse_arms
+from benchmarks.comparison import Plan, Trials, check_exactness, run_trials, summarise
+from benchmarks.exactness import Fork, find_forks
+from benchmarks.trial import run_trial
+from echo_sched import cli
+from echo_sched.config import EngineConfig
+from echo_sched.engine.sampling import sample
+from echo_sched.errors import ConfigError, RequestError
+from echo_sched.loop import DecodeLoop
+from echo_sched.types import FinishReason, Request, SamplingParams, StepRecord, TokenEvent
+from tests.tiny_models import VOCAB_SIZE, tiny_model
+
+NUM_PROMPTS, NUM_TOKENS, NODES_PER_TREE = 5, 7, 3
+Wrong = Callable[[str, int, int, int], bool]  # (policy, requests running, prompt, position) -> emit another token
+
+
+def right(*_: Any) -> bool:
+    return False
+
+
+@dataclass
+class FakeEngine:
+    """Emits made-up tokens: the first from the prompt, then one per step, or two where nodes are verified."""
+
+    policy: str = "off"
+    wrong: Wrong = right
+    running: list[Request] = field(default_factory=list)
+    last_record: StepRecord | None = None
+    history: list[tuple[str, int]] = field(default_factory=list)  # (policy, requests running) of every step
+
+    def with_policy(self, config: EngineConfig) -> "FakeEngine":
+        assert not self.running, "the weights are in use"
+        return FakeEngine(config.policy, self.wrong, history=self.history)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def add(self, request: Request) -> None:
+        self.running.append(request)
+
+    def step(self) -> list[TokenEvent]:
+        load, speculated = len(self.running), self.policy != "off"
+        decoding = [request for request in self.running if request.output_ids]
+        self.history.append((self.policy, load))
+        events = []
+        for request in self.running:
+            wanted = 2 if speculated and request.output_ids else 1
+            new_ids = [self.token(request, load) for _ in range(min(wanted, request.num_remaining))]
+            events.append(TokenEvent(request, tuple(new_ids), "", None if request.num_remaining else LENGTH))
+        self.running = [request for request in self.running if request.num_remaining]
+        num_nodes = NODES_PER_TREE * len(decoding) if speculated else 0
+        num_emitted = sum(len(event.token_ids) for event in events)
+        self.last_record = record(len(decoding), num_nodes, num_accepted=num_emitted - load, num_emitted=num_emitted)
+        return events
+
+    def token(self, request: Request, load: int) -> int:
+        position = len(request.output_ids)
+        token = request.prompt_ids[0] * 100 + position
+        request.output_ids.append(-1 if self.wrong(self.policy, load, request.prompt_ids[0], position) else token)
+        return request.output_ids[-1]
+
+
+LENGTH = FinishReason("length")
+
+
+def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted: int) -> StepRecord:
+    return StepRecord(
+        step=0,
+        num_decoding=num_decoding,
+        num_prompt_tokens=0 if num_decoding else 1,
+        k_max=num_verified,
+        num_offered=num_verified,
+        num_verified=num_verified,
+        num_accepted=num_accepted,
+        num_emitted=num_emitted,
+        truncated={2: 1} if num_verified else {},
+        deepened={4: 2} if num_verified else {},
+        num_widened=1 if num_verified else 0,
+        num_transferred=2 if num_verified else 0,
+        seconds={"verify": 0.25},
+    )
+
+
+def plan_of(arms: str = "off,static,echo", concurrencies: Sequence[int] = (1, 4), num_repeats: int = 3) -> Plan:
+    prompts = [(number,) for number in range(1, NUM_PROMPTS + 1)]
+    params = SamplingParams(max_new_tokens=NUM_TOKENS, seed=20)
+    return Plan(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, num_warmups=2)
+
+
+def compared(wrong: Wrong = right, plan: Plan | None = None) -> tuple[Trials, dict[str, Any]]:
+    plan = plan or plan_of()
+    trials = run_trials(FakeEngine(wrong=wrong), plan)
+    return trials, check_exactness(trials, plan, lambda tokens, params: len(tokens) + params.seed / 100)
+
+
+def test_arms_are_interleaved_and_take_turns_at_being_first() -> None:
+    engine = FakeEngine()
+    plan = plan_of()
+    run_trials(engine, plan)
+    order = [(repeat, level, arm.name) for repeat, level, arm in plan.order()]
+    assert order[:6] == [
+        (0, 1, "off"),
+        (0, 1, "static"),
+        (0, 1, "echo"),
+        (0, 4, "off"),
+        (0, 4, "static"),
+        (0, 4, "echo"),
+    ]
+    assert order[6:9] == [(1, 1, "static"), (1, 1, "echo"), (1, 1, "off")]
+    assert len(set(order)) == len(order) == 3 * 2 * 3
+    # and the engine was really used in that order, never beyond its concurrency but up to it
+    used = [policy for policy, _ in itertools.groupby(engine.history, key=lambda step: step[0])]
+    assert used == [name for name, _ in itertools.groupby(name for _, _, name in order)]
+    assert max(load for _, load in engine.history) == 4
+
+
+def test_numbers_of_an_arm() -> None:
+    trials, _ = compared()
+    summary = json.loads(json.dumps(summarise(trials), allow_nan=False))
+    off, echo = summary["arms"]["off"]["1"], summary["arms"]["echo"]["1"]
+    assert list(summary["arms"]) == ["off", "static", "echo"]
+    assert list(summary["arms"]["echo"]) == ["1", "4"]
+    assert off["num_output_tokens"] == echo["num_output_tokens"] == NUM_PROMPTS * NUM_TOKENS
+    # concurrency 1, per request: the prompt's step, then 6 of one token or 3 of two; warm-ups are not among them
+    assert off["num_steps"] == NUM_PROMPTS * 7 and off["num_steps_without_draft"] == NUM_PROMPTS * 6
+    assert echo["num_steps"] == NUM_PROMPTS * 4 and echo["num_steps_without_draft"] == 0
+    assert (off["acceptance_length"], off["draft_utilisation"], off["num_verified_nodes"]) == (1.0, 0.0, 0)
+    assert echo["acceptance_length"] == 2.0
+    assert echo["num_verified_nodes"] == NUM_PROMPTS * 3 * NODES_PER_TREE
+    assert echo["draft_utilisation"] == pytest.approx(1 / NODES_PER_TREE)
+    assert echo["truncated"] == {"2": 15} and echo["deepened"] == {"4": 30}
+    assert echo["widened"] == 15 and echo["transferred"] == 30
+    assert echo["num_prompt_tokens"] == NUM_PROMPTS
+    assert echo["seconds"] == {"verify": pytest.approx(5.0)}
+    assert echo["repeatable"] is True
+    low, high = echo["output_throughput_spread"]
+    assert low <= echo["output_throughput"] <= high
+
+
+def test_ratios_are_paired_by_repeat() -> None:
+    trials, _ = compared()
+    ratio = summarise(trials)["ratios"]["static"]["4"]
+    expected = [
+        mine.output_throughput / plain.output_throughput
+        for mine, plain in zip(trials["static", 4], trials["off", 4], strict=True)
+    ]
+    assert ratio["values"] == expected
+    assert ratio["range"] == [min(expected), max(expected)] and ratio["median"] == sorted(expected)[1]
+    assert "off" not in summarise(trials)["ratios"]
+
+
+def test_equal_tokens_are_found_equal() -> None:
+    _, exactness = compared()
+    assert exactness["equal"] is True
+    assert exactness["arms"]["echo"]["4"]["num_equal"] == exactness["arms"]["echo"]["4"]["num_compared"] == 15
+    assert exactness["control"]["concurrency"] == [1, 4] and exactness["control"]["share_equal"] == 1.0
+
+
+def test_a_planted_difference_is_named() -> None:
+    _, exactness = compared(
+        lambda policy, load, prompt, position: (policy, load > 1, prompt, position) == ("echo", True, 3, 5)
+    )
+    assert exactness["equal"] is False
+    assert exactness["arms"]["static"]["4"]["share_equal"] == exactness["arms"]["echo"]["1"]["share_equal"] == 1.0
+    cell = exactness["arms"]["echo"]["4"]
+    assert (cell["num_compared"], cell["num_equal"]) == (15, 12)
+    margin = (1 + 5) + 22 / 100  # tokens before the fork; request 2 samples with seed 20 + 2
+    fork = {"request": 2, "position": 5, "reference_token": 305, "token": -1, "margin": pytest.approx(margin)}
+    assert cell["forks"] == [{"repeat": repeat, **fork} for repeat in range(3)]
+    assert cell["largest_margin"] == pytest.approx(margin)
+    assert exactness["control"]["share_equal"] == 1.0
+
+
+def test_the_control_shows_plain_decoding_that_depends_on_the_load() -> None:
+    _, exactness = compared(lambda policy, load, prompt, position: load == 4 and position == 0)
+    assert exactness["control"]["num_equal"] < exactness["control"]["num_compared"]
+    assert exactness["equal"] is False
+    assert compared(plan=plan_of(concurrencies=[2]))[1]["control"] is None
+
+
+def test_the_margin_of_a_fork_is_computed_once() -> None:
+    plan, asked = plan_of(), []
+
+    def margin(tokens: tuple[int, ...], params: SamplingParams) -> float:
+        asked.append((tokens, params.seed))
+        return 0.0
+
+    trials = run_trials(FakeEngine(wrong=lambda policy, *_: policy != "off" and _[1:] == (2, 1)), plan)
+    check_exactness(trials, plan, margin)
+    assert asked == [((2, 200), 21)]
+
+
+def test_repeats_that_differ_are_reported() -> None:
+    trials, _ = compared()
+    other, _ = compared(lambda policy, *_: policy == "echo")
+    trials["echo", 1][2] = other["echo", 1][2]
+    cells = summarise(trials)["arms"]
+    assert cells["echo"]["1"]["repeatable"] is False and cells["echo"]["4"]["repeatable"] is True
+
+
+def test_plain_decoding_must_equal_itself() -> None:
+    plan = plan_of("off", concurrencies=[1])
+    trials, exactness = compared(plan=plan)
+    assert exactness["equal"] is True
+    trials["off", 1][2] = compared(lambda *_: True, plan)[0]["off", 1][2]
+    cell = check_exactness(trials, plan, lambda *_: 0.0)["arms"]["off"]["1"]
+    assert (cell["num_compared"], cell["num_equal"]) == (2 * NUM_PROMPTS, NUM_PROMPTS)
+
+
+def test_forks_are_first_differences() -> None:
+    assert find_forks([[1, 2, 3], [4], [5, 6], [7]], [[1, 9, 9], [4], [5], [7, 8]]) == [
+        Fork(0, 1, 2, 9),
+        Fork(2, 1, 6, None),
+        Fork(3, 1, None, 8),
+    ]
+
+
+def test_an_aborted_request_ends_the_comparison() -> None:
+    class Aborting(FakeEngine):
+        def step(self) -> list[TokenEvent]:
+            return [TokenEvent(self.running[0], (), "", FinishReason("abort", message="no room"))]
+
+    with pytest.raises(RequestError, match="no room"):
+        run_trial(Aborting(), [Request("a", (1,), SamplingParams())], 1)
+
+
+def test_arms_are_policies_with_settings_of_their_own() -> None:
+    base = EngineConfig(k_max=16)
+    off, echo, ablated = parse_arms("off,echo,echo:gate=none:k-max=4", base)
+    assert off.config == EngineConfig(k_max=16, policy="off")
+    assert echo.config == EngineConfig(k_max=16, policy="echo")
+    assert ablated.name == "echo:gate=none:k-max=4"
+    assert ablated.config == EngineConfig(k_max=4, policy="echo", gate="none")
+    assert [arm.name for arm in parse_arms("static", base)] == ["off", "static"]
+    assert set(ARM_SETTINGS) <= set(EngineConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("off,fast", "policy"),
+        ("echo:gate=maybe", "gate"),
+        ("echo:model=other", "model"),
+        ("echo:gate", "gate"),
+        ("echo:k_max=-1", "k_max"),
+        ("echo,echo", "twice"),
+        ("echo,", "policy"),
+    ],
+)
+def test_bad_arms_are_named(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_arms(text, EngineConfig())
+
+
+# The command, on a tiny model of its own.
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("llama", torch.float32).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def flags(model_folder: str, tmp_path: Path) -> list[str]:
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text("".join(json.dumps({"prompt": f"w{i} w2 w3 " * 4}) + "\n" for i in range(3)))
+    files = ["--model", model_folder, "--dataset-path", str(dataset), "--output", str(tmp_path / "out.json")]
+    sizes = ["--concurrency", "1,3", "--max-new-tokens", "12", "--max-model-len", "128", "--k-max", "8"]
+    return [*files, *sizes, "--numerics", "exact", "--dtype", "float32", "--ignore-eos", "--num-warmups", "1"]
+
+
+def test_the_command_writes_what_it_promises(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = ["off", "static", "echo", "echo:gate=none:k_max=12"]
+    assert compare.main([*flags, "--arms", ",".join(arms), "--repeats", "2", "--temperature", "0.5"]) == 0
+    document = json.loads((tmp_path / "out.json").read_text())
+    headline = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(document["arms"]) == arms and headline["output"] == str(tmp_path / "out.json")
+    assert headline["ratios"]["echo"]["3"] == document["ratios"]["echo"]["3"]["median"]
+    assert headline["equal"] is document["exactness"]["equal"] is True
+    assert document["exactness"]["control"]["concurrency"] == [1, 3]
+    for arm, cells in document["arms"].items():
+        assert list(cells) == ["1", "3"]
+        for cell in cells.values():
+            assert cell["num_output_tokens"] == 3 * 12
+            assert (cell["num_verified_nodes"] > 0) == (arm != "off")
+            assert cell["repeatable"] is True
+    assert document["dataset"]["num_too_long"] == 0
+    for key in ("versions", "machine", "git_commit", "timestamp", "args", "engine", "order"):
+        assert key in document
+
+
+@pytest.mark.parametrize(("numerics", "code"), [("exact", 1), ("fast", 0)])
+def test_a_planted_wrong_arm_fails_in_exact_and_is_reported_in_fast(
+    numerics: str,
+    code: int,
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def wrong(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+        tokens = sample(logits, params, positions)
+        return [(t + 1) % VOCAB_SIZE if p == 12 + 8 else t for t, p in zip(tokens, positions, strict=True)]
+
+    def with_policy(self: DecodeLoop, config: EngineConfig) -> DecodeLoop:
+        loop = original(self, config)
+        if config.policy != "static":
+            return loop
+        return DecodeLoop(config, loop.target, loop.drafter, loop.policy, loop.profile, sampler=wrong)
+
+    original = DecodeLoop.with_policy
+    monkeypatch.setattr(DecodeLoop, "with_policy", with_policy)
+    assert compare.main([*flags, "--numerics", numerics]) == code
+    captured = capsys.readouterr()
+    exactness = json.loads((tmp_path / "out.json").read_text())["exactness"]  # written all the same
+    forks = exactness["arms"]["static"]["3"]["forks"]
+    assert [(fork["request"], fork["position"]) for fork in forks] == [(0, 8), (1, 8), (2, 8)]
+    assert all(fork["margin"] > 0 for fork in forks)
+    assert exactness["arms"]["echo"]["3"]["share_equal"] == 1.0
+    assert json.loads(captured.out.splitlines()[-1])["equal"] is False
+    assert ("static at concurrency 3, repeat 0: request 2 differs at output token 8" in captured.err) == (code == 1)
+
+
+def test_bad_input_is_one_line_and_exit_code_2(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong in (
+        ["--model", str(tmp_path / "nothing")],
+        ["--dataset-path", str(tmp_path / "nothing")],
+        ["--arms", "off,quick"],
+        ["--output", str(tmp_path / "nothing" / "out.json")],
+        ["--output", str(tmp_path)],
+        ["--k-max", "-1"],
+        ["--max-new-tokens", "128"],
+    ):
+        assert cli.main(["bench", "compare", *flags, *wrong]) == 2, wrong
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        *before, last = captured.err.splitlines()  # a progress bar may come before
+        assert last.startswith("error: ") and not any("error" in line for line in before), captured.err
+    assert not (tmp_path / "out.json").exists()
