@@ -21,6 +21,7 @@ from echo_sched.types import Request, SamplingParams
 from tests.tiny_models import MAX_POSITIONS, VOCAB_SIZE, decode, random_prompt, tiny_model
 
 EOS_ID = 7
+CPU = torch.device("cpu")
 
 
 class TinyTokenizer:
@@ -37,10 +38,11 @@ def tiny_target(
     numerics: Numerics = "fast",
     num_slots: int = 4,
     max_len: int = 448,
+    device: torch.device = CPU,
 ) -> Target:
-    model = tiny_model(family, dtype)
+    model = tiny_model(family, dtype).to(device)
     model.set_attn_implementation(ATTENTION_NAME)
-    shape, device = kv_shape(model.config), torch.device("cpu")
+    shape = kv_shape(model.config)
     facts = ModelFacts("tiny", VOCAB_SIZE, MAX_POSITIONS, frozenset({EOS_ID}), shape, dtype, f"tiny-{family}")
     kv = KVCache(shape, num_slots=num_slots, max_len=max_len, dtype=dtype, device=device)
     return Target(model, facts, kv, numerics, tokenizer=TinyTokenizer())

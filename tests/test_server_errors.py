@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import UNWELCOME, FakeLoop, Running, serving, until
+
+from tests.server_harness import UNWELCOME, FakeLoop, Running, serving, until
 
 JSON = {"Content-Type": "application/json"}
 

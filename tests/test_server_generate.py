@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import LETTERS, FakeLoop, Running, serving, until
+
+from tests.server_harness import LETTERS, FakeLoop, Running, serving, until
 
 META_FIELDS = {
     "id",

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import LETTERS, POISON, FakeLoop, Running, serving, until
 
 from echo_sched.errors import ConfigError, ModelError
 from server.__main__ import bind, main, serve
 from server.settings import ServerSettings
+from tests.server_harness import LETTERS, POISON, FakeLoop, Running, serving, until
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG = {"text": "a", "sampling_params": {"max_new_tokens": 4000}}
@@ -199,7 +199,7 @@ import sys, socket
 sys.path[:0] = [{tests!r}, {root!r}]
 from server.__main__ import bind, serve
 from server.settings import ServerSettings
-from server_harness import FakeLoop
+from tests.server_harness import FakeLoop
 listener = bind("127.0.0.1", 0)
 print(listener.getsockname()[1], flush=True)
 sys.exit(serve(lambda: FakeLoop(pace=0.02, max_model_len=4096), ServerSettings(), listener))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from server_harness import FakeLoop
 
 from server.settings import API_KEY_VARIABLE, add_server_flags, server_settings
 from server.startup import curl, facts, unused_gpu
+from tests.server_harness import FakeLoop
 
 
 def settings_of(*flags: str) -> dict[str, object]:

@@ -1,0 +1,27 @@
+"""The engine on an accelerator. These need one that torch can use, and skip elsewhere."""
+
+import pytest
+import torch
+
+from echo_sched.engine.memory import resolve_device
+from echo_sched.engine.probe import probe
+from tests.loops import EOS_ID, mixed_requests, references, run, tiny_loop, tiny_target
+from tests.test_exactness import MAX_DEPTH, scripted
+from tests.tiny_models import FAMILIES
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float64_tokens_equal_plain_decoding(family: str) -> None:
+    target = tiny_target(family, device=resolve_device("auto"))
+    assert target.facts.eos_ids == {EOS_ID} and target.device.type != "cpu"
+    requests = mixed_requests(8)
+    run(tiny_loop(target, scripted(family, 8), max_depth=MAX_DEPTH), requests)
+    for request in requests:
+        assert request.output_ids == references(family, 8)[request.request_id].output_ids
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_passes(dtype: torch.dtype) -> None:
+    probe(tiny_target("llama", dtype=dtype, device=resolve_device("auto")))
