@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from echo_sched.config import EngineConfig
@@ -20,7 +19,9 @@ from echo_sched.engine.measure import CostCurve, measure_cost
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import RequestError
 from echo_sched.loop.emission import emit_token
+from echo_sched.loop.facts import describe
 from echo_sched.loop.grow import grow_trees
+from echo_sched.loop.intake import check_request
 from echo_sched.loop.phases import PhaseClock
 from echo_sched.loop.records import StepOutcome, count, step_record
 from echo_sched.loop.rows import Chunk, chunk_segment, slot_of, tree_segment
@@ -116,52 +117,25 @@ class DecodeLoop:
     def drafter_identity(self) -> Identity:
         return Identity(self.drafter.name, None)
 
-    def info(self) -> dict[str, Any]:
-        """JSON-able facts about what is running."""
-        kv = self.target.kv
-        return {
-            "torch": torch.__version__,
-            "device": str(self.target.device),
-            "num_threads": torch.get_num_threads(),
-            "dtype": str(self.target.facts.dtype).removeprefix("torch."),
-            "numerics": self.target.numerics,
-            "kernels": self.target.kernels,
-            "drafter": self.drafter.name,
-            "policy": self.policy.name,
-            "k_max": self.config.k_max,
-            "profile": self.config.profile or "built in",
-            "checkpoints": [checkpoint.depth for checkpoint in self.profile.checkpoints],
-            "target_depth": self.profile.target_depth,
-            "kv_slots": kv.num_slots,
-            "kv_slot_len": kv.max_len,
-            "kv_bytes": kv.num_bytes,
-        }
-
     def check_integrity(self) -> None:
         """Assert that the cache holds exactly what the running requests say it does."""
         self.target.kv.check_integrity({r.slot: r.num_computed for r in self._running if r.slot is not None})
         assert set(self._texts) == {r.request_id for r in (*self._running, *self._waiting)}
 
+    def info(self) -> dict[str, Any]:
+        """JSON-able facts about what is running."""
+        return describe(self.config, self.target, self.profile)
+
     # ---- requests ----
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError, naming the field, when it cannot be served."""
-        prompt, params = request.prompt_ids, request.params
-        if not prompt:
-            raise RequestError("the prompt is empty", "input_ids")
-        if not all(0 <= token < self.vocab_size for token in prompt):
-            raise RequestError(f"token ids must be in [0, {self.vocab_size})", "input_ids")
-        if len(prompt) + params.max_new_tokens > self.max_model_len:
-            raise RequestError(
-                f"prompt ({len(prompt)} tokens) + max_new_tokens ({params.max_new_tokens}) exceed the context of "
-                f"{self.max_model_len} tokens",
-                "max_new_tokens",
-            )
+        check_request(request, self.vocab_size, self.max_model_len)
         if request.request_id in self._texts:
             raise RequestError(f"request id {request.request_id!r} is in use", "rid")
-        self._texts[request.request_id] = TextStream(
-            self._decoder(params.skip_special_tokens), params.stop, not params.no_stop_trim
-        )
+        params = request.params
+        decoder = self._decoder(params.skip_special_tokens)
+        self._texts[request.request_id] = TextStream(decoder, params.stop, not params.no_stop_trim)
         self._waiting.append(request)
 
     def cancel(self, request_id: str) -> None:

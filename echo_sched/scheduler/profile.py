@@ -129,8 +129,9 @@ class Profile:
             unfinished.write_text(text, encoding="utf-8")
             os.replace(unfinished, path)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise ProfileError(f"cannot write profile {path}: {error.strerror}") from error
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def load_profile(path: str | Path) -> Profile:
