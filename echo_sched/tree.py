@@ -101,25 +101,33 @@ class DraftTree:
 
 
 class Segment(NamedTuple):
-    """One request's rows in a step. `parents` are row offsets in the segment, -1 for a row that follows the cache."""
+    """One request's rows in a forward. `parents` are row offsets in the segment, -1 for a row that follows the prefix.
+
+    A tree may be computed over several forwards, level by level. `tail` then holds the parents of its earlier rows,
+    which wait behind the prefix and are not computed again; offsets count them first:
+
+        [0, base_len) prefix   [base_len, + len(tail)) tail, offsets 0 ...   rows of this forward, offsets len(tail) ...
+    """
 
     slot: int
-    base_len: int  # tokens of this request that are in the cache before the step
+    base_len: int  # tokens of this request that are committed before the step
     tokens: Sequence[int]
     parents: Sequence[int]
     num_logit_rows: int  # how many of its last rows need logits
+    tail: Sequence[int] = ()
 
 
 class SuperTree(NamedTuple):
-    """All rows of one verify step, packed. N rows, B segments, R logit rows."""
+    """All rows of one forward, packed. N rows, B segments, R logit rows."""
 
     token: IntArray  # [N]
-    parent: IntArray  # [N] packed row, -1 where the parent is in the cache
-    depth: IntArray  # [N] rows between this one and the cache
+    parent: IntArray  # [N] offset in the row's segment, its tail counted first; -1 where the parent is committed
+    depth: IntArray  # [N] rows between this one and the prefix
     position: IntArray  # [N] absolute position = base_len + depth
     segment: IntArray  # [N]
     slot: IntArray  # [B]
     base_len: IntArray  # [B]
+    tail: tuple[IntArray, ...]  # [B] parents of the rows that wait behind each prefix
     start: IntArray  # [B + 1] first row of each segment
     logit_row: IntArray  # [R] packed rows whose logits are wanted, ascending
     logit_start: IntArray  # [B + 1] first logit row of each segment
@@ -128,11 +136,14 @@ class SuperTree(NamedTuple):
     def num_rows(self) -> int:
         return len(self.token)
 
+    @property
+    def first_index(self) -> IntArray:
+        """[B] where each segment's first new row goes in its slot: behind prefix and tail."""
+        return self.base_len + np.array([len(tail) for tail in self.tail], np.int64)
+
     def local_parents(self, segment: int) -> IntArray:
-        """Row offsets inside the segment, -1 where the parent is in the cache."""
-        low, high = self.start[segment], self.start[segment + 1]
-        parents = self.parent[low:high]
-        return np.where(parents < 0, parents, parents - low)
+        """Parents of the segment's tail and then its new rows, as offsets; -1 where the parent is committed."""
+        return np.concatenate([self.tail[segment], self.parent[self.start[segment] : self.start[segment + 1]]])
 
 
 def depths_of(parents: Sequence[int] | IntArray) -> IntArray:
@@ -164,18 +175,20 @@ def pack(segments: Sequence[Segment]) -> SuperTree:
     """Lay the segments of a step end to end."""
     lengths = [len(segment.tokens) for segment in segments]
     start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    local = [np.asarray(segment.parents, np.int64) for segment in segments]
-    depth = [depths_of(parents) for parents in local]
+    tails = [np.asarray(segment.tail, np.int64) for segment in segments]
+    parents = [np.asarray(segment.parents, np.int64) for segment in segments]
+    depth = [depths_of(np.concatenate(rows))[len(rows[0]) :] for rows in zip(tails, parents, strict=True)]
     base_len = np.array([segment.base_len for segment in segments], np.int64)
     wanted = [segment.num_logit_rows for segment in segments]
     return SuperTree(
         token=_join([np.asarray(segment.tokens, np.int64) for segment in segments]),
-        parent=_join([np.where(p < 0, -1, p + low) for p, low in zip(local, start[:-1], strict=True)]),
+        parent=_join(parents),
         depth=_join(depth),
         position=_join([d + base for d, base in zip(depth, base_len, strict=True)]),
         segment=np.repeat(np.arange(len(segments), dtype=np.int64), lengths),
         slot=np.array([segment.slot for segment in segments], np.int64),
         base_len=base_len,
+        tail=tuple(tails),
         start=start,
         logit_row=_join([np.arange(high - n, high) for high, n in zip(start[1:], wanted, strict=True)]),
         logit_start=np.concatenate([[0], np.cumsum(wanted)]).astype(np.int64),

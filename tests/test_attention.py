@@ -73,6 +73,43 @@ def test_packed_equals_dense(
     torch.testing.assert_close(out[0], dense(tree, kv, query[0], 0.3, window), rtol=1e-9, atol=1e-9)
 
 
+@settings(max_examples=30, deadline=None)
+@given(batches, st.permutations(range(NUM_SLOTS)), st.sampled_from([None, 1, 5]), st.data())
+def test_a_tree_computed_in_two_forwards_equals_one(
+    parts: list[tuple[list[int], int]], slots: list[int], window: int | None, data: st.DataObject
+) -> None:
+    """The second forward's rows see their ancestors among the first's, which wait in the slot and are not committed."""
+    tree, kv = build(parts, slots, 0)
+    query = torch.randn(1, HEADS, tree.num_rows, WIDTH, dtype=torch.float64)
+    key, value = torch.randn(2, 1, KV_HEADS, tree.num_rows, WIDTH, dtype=torch.float64)
+    expected = dense_after(tree, kv, query, key, value, window)
+    tails = [parents[: data.draw(st.integers(0, len(parents) - 1))] for parents, _ in parts]
+    out = torch.full_like(expected, float("nan"))
+    for early in (True, False):
+        segments, rows = [], []
+        for slot, (parents, base), tail, first in zip(slots, parts, tails, tree.start.tolist(), strict=False):
+            cut = len(tail)
+            parents, low, high = (tail, 0, cut) if early else (parents[cut:], cut, cut + len(parents[cut:]))
+            if high > low:
+                segments.append(Segment(slot, base, [0] * (high - low), parents, 0, tail=[] if early else tail))
+                rows += range(first + low, first + high)
+        if segments:
+            plan = AttentionPlan(pack(segments), kv, exact=False, device=CPU)
+            part = (t[:, :, rows] for t in (query, key, value))
+            out[rows] = packed_attention(Layer(), *part, None, scaling=0.3, sliding_window=window, echo_plan=plan)[0][0]
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+
+
+def dense_after(tree: SuperTree, kv: KVCache, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    """`dense` with the rows' keys and values in the cache, which holds junk in their places afterwards."""
+    plan = AttentionPlan(tree, kv, exact=False, device=CPU)
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    kv.append(0, plan.slot, plan.index, key, value)
+    expected = dense(tree, kv, query[0], 0.3, window)
+    kv.append(0, plan.slot, plan.index, torch.full_like(key, 9.0), torch.full_like(value, 9.0))
+    return expected
+
+
 @given(batches, st.permutations(range(NUM_SLOTS)))
 def test_groups_hold_every_segment_once_in_disjoint_slot_ranges(
     parts: list[tuple[list[int], int]], slots: list[int]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_sched.tree import ROOT, DraftTree, Segment, SuperTree, ancestor_mask, depths_of, is_prefix_closed, pack
+from echo_sched.tree import ROOT, DraftTree, Segment, ancestor_mask, depths_of, is_prefix_closed, pack
 
 parents_lists = st.lists(st.integers(0, 10**6), max_size=24).map(
     lambda numbers: [number % (row + 1) - 1 for row, number in enumerate(numbers)]
@@ -49,14 +49,21 @@ def test_pack_lays_segments_end_to_end(parts: list[tuple[list[int], int]]) -> No
         assert (tree.segment[low:high] == index).all()
         rows = tree.logit_row[tree.logit_start[index] : tree.logit_start[index + 1]]
         assert rows.tolist() == list(range(high - segment.num_logit_rows, high))
-    check_parents_precede(tree)
-
-
-def check_parents_precede(tree: SuperTree) -> None:
     for row, parent in enumerate(tree.parent):
-        assert parent < row
-        if parent >= 0:
-            assert tree.segment[parent] == tree.segment[row]
+        assert -1 <= parent < row - tree.start[tree.segment[row]]
+
+
+@given(parents_lists.filter(bool), st.integers(0, 50), st.data())
+def test_rows_of_earlier_forwards_are_counted_and_not_computed_again(
+    parents: list[int], base: int, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(parents) - 1))
+    whole = pack([Segment(3, base, list(range(len(parents))), parents, 0)])
+    rest = pack([Segment(3, base, list(range(cut, len(parents))), parents[cut:], 0, tail=parents[:cut])])
+    assert rest.num_rows == len(parents) - cut and rest.first_index.tolist() == [base + cut]
+    assert rest.local_parents(0).tolist() == parents
+    for name in ("token", "depth", "position"):
+        assert (getattr(rest, name) == getattr(whole, name)[cut:]).all()
 
 
 def test_a_draft_tree_knows_paths_and_children() -> None:

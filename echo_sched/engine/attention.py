@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from echo_sched.engine.kv import KEY_BLOCK, KVCache
 from echo_sched.errors import ModelError
-from echo_sched.tree import BoolArray, SuperTree, ancestor_mask
+from echo_sched.tree import BoolArray, SuperTree, ancestor_mask, depths_of
 
 ATTENTION_NAME = "echo_sched_packed"
 
@@ -52,7 +52,7 @@ class Group:
     def __init__(self, tree: SuperTree, segments: list[int], *, exact: bool, device: torch.device) -> None:
         slots = tree.slot[segments]
         counts = tree.start[1:][segments] - tree.start[:-1][segments]
-        num_keys = int((tree.base_len[segments] + counts).max())
+        num_keys = int((tree.first_index[segments] + counts).max())
         self.low, self.high = int(slots.min()), int(slots.max()) + 1
         self.num_rows = int(max(counts.max(), EXACT_MIN_ROWS if exact else 1))
         self.num_keys = -(-num_keys // KEY_BLOCK) * KEY_BLOCK if exact else num_keys
@@ -66,14 +66,16 @@ class Group:
         self._visible = np.zeros((width, self.num_rows, self.num_keys), np.bool_)
         self._visible[:, :, 0] = True
         for segment, slot, count in zip(segments, (slots - self.low).tolist(), counts.tolist(), strict=True):
-            first, base = int(tree.start[segment]), int(tree.base_len[segment])
+            first, base, parents = int(tree.start[segment]), int(tree.base_len[segment]), tree.local_parents(segment)
+            waiting, end = len(parents) - count, base + len(parents)
             gather[slot, :count] = np.arange(first, first + count)
             self._row_position[slot, :count] = tree.position[first : first + count]
             self._key_position[slot, :base] = np.arange(base)
-            self._key_position[slot, base : base + count] = tree.position[first : first + count]
+            self._key_position[slot, base : base + waiting] = base + depths_of(tree.tail[segment])
+            self._key_position[slot, base + waiting : end] = tree.position[first : first + count]
             self._visible[slot, :count, 0] = False
             self._visible[slot, :count, :base] = True
-            self._visible[slot, :count, base : base + count] = ancestor_mask(tree.local_parents(segment))
+            self._visible[slot, :count, base:end] = ancestor_mask(parents)[waiting:]
         self.gather = torch.from_numpy(gather).to(device)
         # Packed rows of this group, and the place of each in the flattened rectangle.
         self.rows = np.concatenate([np.arange(tree.start[s], tree.start[s + 1]) for s in segments])
@@ -107,7 +109,7 @@ class AttentionPlan:
         self.exact = exact
         offset = np.arange(tree.num_rows) - tree.start[tree.segment]
         self.slot = torch.from_numpy(tree.slot[tree.segment]).to(device)
-        self.index = torch.from_numpy(tree.base_len[tree.segment] + offset).to(device)
+        self.index = torch.from_numpy(tree.first_index[tree.segment] + offset).to(device)
         self.groups = [Group(tree, s, exact=exact, device=device) for s in group_segments(tree)]
         place = np.zeros(tree.num_rows, np.int64)
         num_places = 0
@@ -123,7 +125,7 @@ def group_segments(tree: SuperTree) -> list[list[int]]:
     So a long prompt chunk never shares a group with trees: the rectangle would dwarf both.
     """
     rows = tree.start[1:] - tree.start[:-1]
-    keys = tree.base_len + rows
+    keys = tree.first_index + rows
     groups: list[list[int]] = []
     shape = (0, 0, 0)  # first slot, most rows, most keys of the open group
     for segment in np.argsort(tree.slot, kind="stable").tolist():
