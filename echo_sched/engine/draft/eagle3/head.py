@@ -84,7 +84,7 @@ class Eagle3Head(nn.Module):
         """Target features [..., num_aux * target_hidden], concatenated in the order of aux_layers -> [..., hidden]."""
         if self.input_norm is not None:
             features = self.input_norm(features)
-        return features if self.fc is None else self.fc(features)  # type: ignore[no-any-return]
+        return features if self.fc is None else self.fc(features)
 
     def forward(self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor, attention: Attention) -> Tensor:
         """One layer over rows. embeddings, hidden: [B, N, hidden]; position_ids: [B, N] -> [B, N, hidden].

@@ -1,0 +1,188 @@
+"""The EAGLE-3 drafter: follows each request with its own KV, and grows trees one packed forward per level.
+
+One slot per request; P is the number of pairs (feature at position p, token at p + 1) that were fed so far:
+
+    [0, P)  pairs made of true target features    [P, ...)  rows of this step's tree, made of the layer's own outputs
+
+Rows of the tree are never kept: `extend` overwrites them with pairs made of what the target computed in the meantime.
+Features wait, fused, until then, so steps without drafting cost memory only. Knows no budget, gate or acceptance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from echo_sched.engine.attention import AttentionPlan, packed_attention
+from echo_sched.engine.draft.eagle3.checkpoint import fingerprint
+from echo_sched.engine.draft.eagle3.head import Eagle3Head
+from echo_sched.engine.kv import KVCache
+from echo_sched.tree import ROOT, DraftTree, Frontier, Offers, Segment, pack
+from echo_sched.types import Request
+
+# Pairs per step. A row of the draft layer costs a small part of a target's row, so this weighs about as much as one
+# prompt chunk; whoever is further behind catches up over several steps and drafts nothing until then.
+MAX_EXTEND_ROWS = 2048
+
+
+@dataclass
+class _Draft:
+    """What is known of one request."""
+
+    slot: int
+    pending: list[Tensor] = field(default_factory=list)  # fused features [n, hidden] not fed yet, by position
+    output: dict[int, int] = field(default_factory=dict)  # node (or ROOT) -> its row in the drafter's outputs
+    row: dict[int, int] = field(default_factory=lambda: {ROOT: -1})  # node -> its place in the slot's tail
+    tail: list[int] = field(default_factory=list)  # parents of the rows behind the pairs
+
+    @property
+    def num_pending(self) -> int:
+        return sum(len(features) for features in self.pending)
+
+
+class Eagle3Drafter:
+    """The Drafter of one head. `embeddings` [vocab, hidden] are the target's, used where the head brings none."""
+
+    name = "eagle3"
+
+    def __init__(
+        self, head: Eagle3Head, embeddings: Tensor, kv: KVCache, *, max_extend_rows: int = MAX_EXTEND_ROWS
+    ) -> None:
+        self.head = head
+        self.kv = kv
+        self.fingerprint = fingerprint(head)
+        self.aux_layers = head.config.aux_layers
+        self._embeddings = embeddings if head.embed_tokens is None else head.embed_tokens.weight
+        self._target_ids = head.target_ids
+        self._max_extend_rows = max_extend_rows
+        self._drafts: dict[str, _Draft] = {}
+        self._outputs = embeddings.new_empty(0, head.config.hidden_size)  # of this step's rows, see _Draft.output
+
+    def begin(self, request: Request) -> None:
+        if request.params.speculation:
+            self._drafts[request.request_id] = _Draft(self.kv.allocate())
+
+    def release(self, request: Request) -> None:
+        draft = self._drafts.pop(request.request_id, None)
+        if draft is not None:
+            self.kv.free(draft.slot)
+
+    @torch.inference_mode()
+    def observe(self, committed: Sequence[tuple[Request, int]], features: Tensor) -> None:
+        """Keep the fused features of committed tokens until they are fed. features: [sum of counts, feature_size]."""
+        fused = self.head.fuse(features)
+        first = 0
+        for request, count in committed:
+            draft = self._drafts.get(request.request_id)
+            if draft is not None:
+                draft.pending.append(fused[first : first + count])
+            first += count
+
+    @torch.inference_mode()
+    def extend(self, requests: Sequence[Request]) -> None:
+        """Feed the pending pairs, in one forward. The fewest first, so that nobody waits for one who is far behind."""
+        drafts = [self._drafts[request.request_id] for request in requests]
+        room = self._max_extend_rows
+        counts = {}
+        for index in sorted(range(len(drafts)), key=lambda index: drafts[index].num_pending):
+            draft = drafts[index]
+            draft.output, draft.row, draft.tail = {}, {ROOT: -1}, []
+            counts[index] = min(draft.num_pending, room)
+            room -= counts[index]
+        fed = [index for index, count in counts.items() if count]
+        segments, hidden = [], []
+        for index in fed:
+            draft, count = drafts[index], counts[index]
+            first = self.kv.length(draft.slot)
+            tokens = _tokens(requests[index], first + 1, first + 1 + count)
+            segments.append(Segment(draft.slot, first, tokens, range(-1, count - 1), 1))
+            features = torch.cat(draft.pending)
+            hidden.append(features[:count])
+            draft.pending = [features[count:]] if count < len(features) else []
+        if not segments:
+            return
+        outputs, last = self._forward(segments, torch.cat(hidden))
+        self.kv.commit([(segment.slot, range(len(segment.tokens))) for segment in segments])
+        self._outputs = outputs[last]
+        for row, index in enumerate(fed):
+            if not drafts[index].pending:
+                assert self.kv.length(drafts[index].slot) == requests[index].num_tokens - 1, "features are missing"
+                drafts[index].output[ROOT] = row
+
+    @torch.inference_mode()
+    def expand(
+        self, requests: Sequence[Request], trees: Sequence[DraftTree], frontier: Frontier, max_children: int
+    ) -> Offers:
+        """Children by the head's own probabilities. One forward computes all frontier nodes but roots.
+
+        A request that has not caught up gets none.
+        """
+        drafts = [self._drafts.get(request.request_id) for request in requests]
+        nodes = [
+            (index, node, draft)
+            for index, node in zip(frontier.request.tolist(), frontier.node.tolist(), strict=True)
+            if (draft := drafts[index]) is not None and ROOT in draft.output
+        ]
+        if not nodes:
+            return Offers.empty()
+        self._compute(trees, [(index, node, draft) for index, node, draft in nodes if node not in draft.output])
+        rows = torch.tensor([draft.output[node] for _, node, draft in nodes], device=self._outputs.device)
+        logps = torch.log_softmax(self.head.logits(self._outputs[rows]).float(), dim=-1)
+        best = torch.topk(logps, min(max_children, logps.shape[-1]))
+        count = best.indices.shape[-1]
+        path_logp = np.array([0.0 if node == ROOT else trees[index].path_logps[node] for index, node, _ in nodes])
+        return Offers(
+            request=np.repeat(np.array([index for index, _, _ in nodes], np.int64), count),
+            parent=np.repeat(np.array([node for _, node, _ in nodes], np.int64), count),
+            token=self._target_ids[best.indices].cpu().numpy().reshape(-1),
+            path_logp=(path_logp[:, None] + best.values.double().cpu().numpy()).reshape(-1),
+        )
+
+    def _compute(self, trees: Sequence[DraftTree], nodes: Sequence[tuple[int, int, _Draft]]) -> None:
+        """Run the layer over nodes whose parents have been: hidden is the parent's output, the token the node's."""
+        if not nodes:
+            return
+        by_request: dict[int, list[int]] = {}
+        for index, node, _ in nodes:
+            by_request.setdefault(index, []).append(node)
+        drafts = {index: draft for index, _, draft in nodes}
+        segments, sources = [], []
+        num_outputs = len(self._outputs)
+        for index, members in by_request.items():
+            draft, tree = drafts[index], trees[index]
+            tail = list(draft.tail)
+            for node in members:
+                parent = tree.parents[node]
+                sources.append(draft.output[parent])
+                draft.row[node] = len(draft.tail)
+                draft.tail.append(draft.row[parent])
+                draft.output[node] = num_outputs + len(sources) - 1
+            parents = draft.tail[len(tail) :]
+            tokens = [tree.tokens[node] for node in members]
+            segments.append(Segment(draft.slot, self.kv.length(draft.slot), tokens, parents, 0, tail=tail))
+        hidden = self._outputs[torch.tensor(sources, device=self._outputs.device)]
+        outputs, _ = self._forward(segments, hidden)
+        self._outputs = torch.cat([self._outputs, outputs])
+
+    def _forward(self, segments: Sequence[Segment], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer over packed rows with hidden [N, hidden]. Returns outputs [N, hidden] and the rows of logits."""
+        packed, device = pack(segments), self._embeddings.device
+        plan = AttentionPlan(packed, self.kv, exact=False, device=device)
+        attention = partial(_attend, self.head, plan)
+        tokens, positions = (torch.from_numpy(rows).to(device) for rows in (packed.token, packed.position))
+        outputs = self.head(embedding(tokens, self._embeddings)[None], hidden[None], positions[None], attention)
+        return outputs[0], torch.from_numpy(packed.logit_row).to(device)
+
+
+def _attend(head: Eagle3Head, plan: AttentionPlan, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return packed_attention(head.midlayer.self_attn, query, key, value, None, echo_plan=plan)[0]
+
+
+def _tokens(request: Request, low: int, high: int) -> list[int]:
+    """Tokens [low, high) of prompt + output."""
+    split = len(request.prompt_ids)
+    return [*request.prompt_ids[low:high], *request.output_ids[max(low - split, 0) : max(high - split, 0)]]
