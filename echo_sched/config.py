@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 PolicyName = Literal["off", "static", "echo"]
-DrafterName = Literal["ngram"]
+DrafterName = Literal["ngram", "eagle3"]
 GateName = Literal["sparse", "dense", "none", "random"]
 DtypeName = Literal["auto", "float64", "float32", "bfloat16"]
 NumericsName = Literal["fast", "exact"]
@@ -23,7 +23,13 @@ class EngineConfig(BaseModel):
 
     model: str = Field(DEFAULT_MODEL, description="alias, local folder, GGUF file or hub id of the target model")
     drafter: DrafterName = Field("ngram", description="what proposes draft tokens")
-    draft_model: str | None = Field(None, description="weights of the drafter, for drafters that have any")
+    draft_model: str | None = Field(None, description="folder with the drafter's weights, for drafters that have any")
+    draft_aux_layers: str | None = Field(
+        None,
+        pattern=r"^\d+(,\d+)*$",
+        description="eagle3: hidden states of the target that the head reads, as in 2,15,27 (0: embeddings, i: output "
+        "of layer i - 1; default: what the head's config says)",
+    )
     policy: PolicyName = Field("echo", description="scheduling rule that shares K_max among requests")
     profile: str | None = Field(
         None, description="profile file written by `echo-sched calibrate` (default: the built-in profile)"
@@ -59,3 +65,8 @@ class EngineConfig(BaseModel):
         128, ge=1, description="prompt tokens per step while others decode; more when nothing decodes"
     )
     seed: int = Field(0, ge=0, description="seed of everything random outside sampling (random gate)")
+
+    @property
+    def aux_layers(self) -> tuple[int, ...] | None:
+        """`draft_aux_layers` as numbers."""
+        return None if self.draft_aux_layers is None else tuple(map(int, self.draft_aux_layers.split(",")))

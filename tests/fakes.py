@@ -5,6 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers
 from echo_sched.types import Request
@@ -23,6 +24,8 @@ class ScriptedDrafter:
     """
 
     name = "scripted"
+    fingerprint: str | None = None
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -45,6 +48,9 @@ class ScriptedDrafter:
     def begin(self, request: Request) -> None:
         assert request.request_id not in self.active, "begun twice without a release"
         self.active.add(request.request_id)
+
+    def observe(self, committed: Sequence[tuple[Request, int]], features: Tensor) -> None:
+        raise AssertionError("it asked for no features")
 
     def extend(self, requests: Sequence[Request]) -> None:
         assert all(request.request_id in self.active for request in requests)

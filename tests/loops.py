@@ -48,11 +48,11 @@ def tiny_target(
     return Target(model, facts, kv, numerics, tokenizer=TinyTokenizer())
 
 
-def tiny_loop(target: Target, drafter: Drafter, **settings: object) -> DecodeLoop:
+def tiny_loop(target: Target, drafter: Drafter, /, **settings: object) -> DecodeLoop:
     """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget."""
     defaults: dict[str, object] = {"k_max": 24, "max_batch_size": 4, "max_model_len": 200, "chunk_tokens": 7}
     config = EngineConfig.model_validate(defaults | settings)
-    profile = BUILT_IN_PROFILES["ngram"]
+    profile = BUILT_IN_PROFILES[config.drafter]
     return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile)
 
 

@@ -5,7 +5,7 @@ requests, drafts or policies: it is handed packed rows and returns logits.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -56,11 +56,17 @@ class Target:
         assert self._tokenizer is not None, "this target was opened without a tokenizer"
         return self._tokenizer
 
-    @torch.inference_mode()
     def forward(self, tree: SuperTree) -> Tensor:
         """One pass over all packed rows; their KV is written behind each slot's committed part.
 
         Returns logits [R, vocab] of `tree.logit_row`. Nothing is committed.
+        """
+        return self.forward_with_features(tree, ())[0]
+
+    @torch.inference_mode()
+    def forward_with_features(self, tree: SuperTree, layers: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """`forward`, and what the same pass computed in between: hidden states of all rows, side by side in the order
+        of `layers` [N, len(layers) * hidden] (0: embeddings, i: output of layer i - 1); None if no layer is asked for.
         """
         wanted = tree.logit_row if len(tree.logit_row) else tree.start[:1]  # a head without rows is asked of no kernel
         plan = AttentionPlan(tree, self.kv, exact=self.numerics == "exact", device=self.device)
@@ -69,10 +75,12 @@ class Target:
             position_ids=torch.from_numpy(tree.position)[None].to(self.device),
             use_cache=False,
             logits_to_keep=torch.from_numpy(wanted).to(self.device),
+            output_hidden_states=list(layers) or None,
             echo_plan=plan,
         )
         logits: Tensor = output.logits[0]
-        return logits[: len(tree.logit_row)]
+        features = torch.cat([output.hidden_states[layer][0] for layer in layers], dim=-1) if layers else None
+        return logits[: len(tree.logit_row)], features
 
     @contextmanager
     def plain_attention(self) -> Iterator[PreTrainedModel]:

@@ -6,6 +6,7 @@ rows.py       requests as packed rows, and back
 emission.py   one more token for a request, and whether it ends there
 records.py    what a step did, in plain numbers
 assembly.py   a loop from a config
+self_check.py whether a draft head fits the target
 """
 
 from echo_sched.loop.decode import DecodeLoop

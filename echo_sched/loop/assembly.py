@@ -4,13 +4,14 @@ It makes what decode.py runs, and decides nothing per step.
 """
 
 from echo_sched.config import EngineConfig
-from echo_sched.engine.draft import make_drafter
+from echo_sched.engine.draft import check_drafter, make_drafter
 from echo_sched.engine.forward import open_target
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.probe import probe
 from echo_sched.errors import ConfigError
 from echo_sched.fetch import resolve_model
 from echo_sched.loop.decode import DecodeLoop
+from echo_sched.loop.self_check import self_check
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Profile, check_profile, load_profile
 
@@ -23,7 +24,7 @@ def assemble(config: EngineConfig, *, record_gates: bool = False) -> DecodeLoop:
     Raises ConfigError, ModelError or ProfileError.
     """
     profile = _read_profile(config)
-    drafter = make_drafter(config.drafter, config.draft_model)
+    check_drafter(config.drafter, config.draft_model, config.aux_layers)
     policy = make_policy(policy_settings(config), profile)
     target = open_target(
         resolve_model(config.model),
@@ -35,14 +36,20 @@ def assemble(config: EngineConfig, *, record_gates: bool = False) -> DecodeLoop:
         tail_len=config.k_max,
         kv_limit_gib=config.kv_memory,
     )
+    drafter = make_drafter(config.drafter, config.draft_model, target, aux_layers=config.aux_layers)
     loop = DecodeLoop(config, target, drafter, policy, profile, record_gates=record_gates)
     check_profile(profile, loop.model_identity, loop.drafter_identity)
     probe(target)
+    if drafter.aux_layers and config.k_max:
+        self_check(loop)
     return loop
 
 
 def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
-    """A loop with other scheduling settings on the same loaded target. Raises ConfigError, ProfileError."""
+    """A loop with other scheduling settings on the same loaded target, with the same drafter: both must be idle.
+
+    Raises ConfigError, ProfileError.
+    """
     scheduling = set(PolicySettings.__dataclass_fields__) | {"profile", "max_batch_size", "chunk_tokens"}
     changed = {name for name, value in config if value != getattr(loop.config, name)} - scheduling
     if changed:
@@ -53,7 +60,7 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
     fresh = DecodeLoop(
         config,
         loop.target,
-        make_drafter(config.drafter, config.draft_model),
+        loop.drafter,
         make_policy(policy_settings(config), profile),
         profile,
     )

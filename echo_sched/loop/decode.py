@@ -24,7 +24,7 @@ from echo_sched.loop.grow import grow_trees
 from echo_sched.loop.intake import check_request
 from echo_sched.loop.phases import PhaseClock
 from echo_sched.loop.records import StepOutcome, count, step_record
-from echo_sched.loop.rows import Chunk, chunk_segment, slot_of, tree_segment
+from echo_sched.loop.rows import Chunk, chunk_segment, committed_features, slot_of, tree_segment
 from echo_sched.scheduler.admission import chunk_sizes, num_admitted
 from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.policy import Policy
@@ -58,6 +58,8 @@ class DecodeLoop:
         self.policy = policy
         self.profile = profile
         self.last_record: StepRecord | None = None
+        # A loop that will never draft asks the target for nothing more than its logits.
+        self._aux_layers = drafter.aux_layers if config.policy != "off" and config.k_max else ()
         self._record_gates = record_gates
         self._sample = sampler
         self._waiting: deque[Request] = deque()
@@ -115,7 +117,7 @@ class DecodeLoop:
 
     @property
     def drafter_identity(self) -> Identity:
-        return Identity(self.drafter.name, None)
+        return Identity(self.drafter.name, self.drafter.fingerprint)
 
     def check_integrity(self) -> None:
         """Assert that the cache holds exactly what the running requests say it does."""
@@ -175,12 +177,15 @@ class DecodeLoop:
         )
         with clock("verify"):
             packed = pack([*map(tree_segment, decoding, trees), *map(chunk_segment, chunks)])
-            logits = self.target.forward(packed)
+            logits, features = self.target.forward_with_features(packed, self._aux_layers)
         with clock("accept"):
             walks = self._walks(decoding, trees, chunks, packed.logit_start.tolist())
             emitted, accepted = self._accept(walks, logits)
         with clock("commit"):
-            self._commit(decoding, accepted[: len(decoding)], chunks)
+            kept = self._commit(decoding, accepted[: len(decoding)], chunks)
+        if features is not None:
+            with clock("draft"):
+                self.drafter.observe(*committed_features(kept, packed, features))
         outcome = StepOutcome(self._num_steps, plan, decoding, chunks, accepted[: len(decoding)], emitted, report)
         count(outcome)
         self.policy.observe(report)
@@ -228,13 +233,19 @@ class DecodeLoop:
 
         return emitted, accept(logits, [walk for _, walk in walks], self._sample, emit)
 
-    def _commit(self, decoding: Sequence[Request], accepted: Sequence[Sequence[int]], chunks: Sequence[Chunk]) -> None:
-        """Keep the KV of roots, accepted nodes and prompt chunks; the rest of the step's rows is dropped."""
+    def _commit(
+        self, decoding: Sequence[Request], accepted: Sequence[Sequence[int]], chunks: Sequence[Chunk]
+    ) -> list[tuple[Request, list[int]]]:
+        """Keep the KV of roots, accepted nodes and prompt chunks; the rest of the step's rows is dropped.
+
+        Returns the rows that stay, as offsets in each segment of the step.
+        """
         kept = [(r, [0, *(node + 1 for node in nodes)]) for r, nodes in zip(decoding, accepted, strict=True)]
         kept += [(chunk.request, list(range(chunk.size))) for chunk in chunks]
         self.target.kv.commit([(slot_of(request), rows) for request, rows in kept])
         for request, rows in kept:
             request.num_computed += len(rows)
+        return kept
 
     def _events(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> list[TokenEvent]:
         """What the streams are told; finished requests leave."""

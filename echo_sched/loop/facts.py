@@ -21,6 +21,7 @@ def describe(config: EngineConfig, target: Target, profile: Profile) -> dict[str
         "numerics": target.numerics,
         "kernels": target.kernels,
         "drafter": config.drafter,
+        "draft_model": config.draft_model,
         "policy": config.policy,
         "k_max": config.k_max,
         "profile": config.profile or "built in",

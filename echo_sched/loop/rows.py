@@ -1,8 +1,13 @@
 """Requests as segments of packed rows: a decoding request's root and draft nodes, or a chunk of a prompt."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from echo_sched.tree import ROOT, DraftTree, Segment
+import numpy as np
+import torch
+from torch import Tensor
+
+from echo_sched.tree import ROOT, DraftTree, Segment, SuperTree
 from echo_sched.types import Request
 
 
@@ -29,6 +34,22 @@ def chunk_segment(chunk: Chunk) -> Segment:
     request, size = chunk
     tokens = request.prompt_ids[request.num_computed : request.num_computed + size]
     return Segment(slot_of(request), request.num_computed, tokens, range(-1, size - 1), int(chunk.finishes_prompt))
+
+
+def committed_features(
+    kept: Sequence[tuple[Request, Sequence[int]]], packed: SuperTree, features: Tensor
+) -> tuple[list[tuple[Request, int]], Tensor]:
+    """Features [N, F] of all packed rows -> how many of each request's tokens were committed, and their features.
+
+    `kept` has the committed row offsets of every segment. Requests that ended need none.
+    """
+    going = [
+        (request, first + np.array(rows, np.int64))
+        for (request, rows), first in zip(kept, packed.start[:-1].tolist(), strict=True)
+        if request.finish is None
+    ]
+    rows = np.concatenate([rows for _, rows in going]) if going else np.zeros(0, np.int64)
+    return [(request, len(rows)) for request, rows in going], features[torch.from_numpy(rows).to(features.device)]
 
 
 def slot_of(request: Request) -> int:

@@ -5,7 +5,7 @@ most frequent followers of the longest suffix of its path that has any; places l
 suffixes, weighted by what the longer ones left unexplained (as in PPM with exclusion). Nothing matches, nothing is
 offered.
 
-Knows nothing of models: no weights, no tensors, and it is never stale where `extend` was called.
+Knows nothing of models: no weights, no features, and it is never stale where `extend` was called.
 """
 
 import math
@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers
 from echo_sched.types import Request
@@ -87,6 +88,8 @@ class NGramDrafter:
     """The Drafter of NgramIndex, one index per request."""
 
     name = "ngram"
+    fingerprint: str | None = None
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(self, max_ngram: int = MAX_NGRAM) -> None:
         assert max_ngram >= 1
@@ -96,6 +99,9 @@ class NGramDrafter:
     def begin(self, request: Request) -> None:
         index = self._indexes[request.request_id] = NgramIndex(self.max_ngram)
         index.append(request.prompt_ids)
+
+    def observe(self, committed: Sequence[tuple[Request, int]], features: Tensor) -> None:
+        """Features say nothing to it."""
 
     def extend(self, requests: Sequence[Request]) -> None:
         for request in requests:

@@ -8,6 +8,8 @@ and brings the drafter up to date with everything committed since.
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from echo_sched.tree import DraftTree, Frontier, Offers
 from echo_sched.types import Request
 
@@ -16,9 +18,18 @@ class Drafter(Protocol):
     """Proposes children for frontier nodes."""
 
     name: str
+    fingerprint: str | None  # identity of its weights, if it has any
+    aux_layers: tuple[int, ...]  # hidden states of the target it learns from; () for none, and no `observe`
 
     def begin(self, request: Request) -> None:
         """The request got a slot; its prompt is known."""
+
+    def observe(self, committed: Sequence[tuple[Request, int]], features: Tensor) -> None:
+        """What the target's forward computed for tokens that are now committed: (request, how many), in order.
+
+        features: [sum of counts, len(aux_layers) * hidden], the hidden states side by side. Every committed token of
+        a request comes by exactly once, in order, before the `extend` that needs it.
+        """
 
     def extend(self, requests: Sequence[Request]) -> None:
         """Catch up with each request's committed tokens (`prompt_ids ++ output_ids`)."""

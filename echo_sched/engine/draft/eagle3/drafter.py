@@ -35,6 +35,7 @@ class _Draft:
 
     slot: int
     pending: list[Tensor] = field(default_factory=list)  # fused features [n, hidden] not fed yet, by position
+    root: Tensor | None = None  # [hidden] the layer's output for the last pair; None until all pairs are fed
     output: dict[int, int] = field(default_factory=dict)  # node (or ROOT) -> its row in the drafter's outputs
     row: dict[int, int] = field(default_factory=lambda: {ROOT: -1})  # node -> its place in the slot's tail
     tail: list[int] = field(default_factory=list)  # parents of the rows behind the pairs
@@ -54,7 +55,7 @@ class Eagle3Drafter:
     ) -> None:
         self.head = head
         self.kv = kv
-        self.fingerprint = fingerprint(head)
+        self.fingerprint: str | None = fingerprint(head)
         self.aux_layers = head.config.aux_layers
         self._embeddings = embeddings if head.embed_tokens is None else head.embed_tokens.weight
         self._target_ids = head.target_ids
@@ -80,6 +81,7 @@ class Eagle3Drafter:
             draft = self._drafts.get(request.request_id)
             if draft is not None:
                 draft.pending.append(fused[first : first + count])
+                draft.root = None
             first += count
 
     @torch.inference_mode()
@@ -90,28 +92,34 @@ class Eagle3Drafter:
         counts = {}
         for index in sorted(range(len(drafts)), key=lambda index: drafts[index].num_pending):
             draft = drafts[index]
-            draft.output, draft.row, draft.tail = {}, {ROOT: -1}, []
+            draft.output, draft.row, draft.tail = {}, {ROOT: -1}, []  # the last tree's rows are dropped
             counts[index] = min(draft.num_pending, room)
             room -= counts[index]
-        fed = [index for index, count in counts.items() if count]
+        self._feed([(requests[index], drafts[index], count) for index, count in counts.items() if count])
+        roots: list[Tensor] = []
+        for request, draft in zip(requests, drafts, strict=True):
+            if draft.root is not None:
+                assert self.kv.length(draft.slot) == request.num_tokens - 1, "features are missing"
+                draft.output[ROOT] = len(roots)
+                roots.append(draft.root)
+        self._outputs = torch.stack(roots) if roots else self._outputs[:0]
+
+    def _feed(self, fed: Sequence[tuple[Request, _Draft, int]]) -> None:
+        """Run the layer over the next `count` pairs of each request, and keep their KV."""
+        if not fed:
+            return
         segments, hidden = [], []
-        for index in fed:
-            draft, count = drafts[index], counts[index]
+        for request, draft, count in fed:
             first = self.kv.length(draft.slot)
-            tokens = _tokens(requests[index], first + 1, first + 1 + count)
+            tokens = _tokens(request, first + 1, first + 1 + count)
             segments.append(Segment(draft.slot, first, tokens, range(-1, count - 1), 1))
             features = torch.cat(draft.pending)
             hidden.append(features[:count])
             draft.pending = [features[count:]] if count < len(features) else []
-        if not segments:
-            return
         outputs, last = self._forward(segments, torch.cat(hidden))
         self.kv.commit([(segment.slot, range(len(segment.tokens))) for segment in segments])
-        self._outputs = outputs[last]
-        for row, index in enumerate(fed):
-            if not drafts[index].pending:
-                assert self.kv.length(drafts[index].slot) == requests[index].num_tokens - 1, "features are missing"
-                drafts[index].output[ROOT] = row
+        for (_, draft, _), root in zip(fed, outputs[last], strict=True):
+            draft.root = None if draft.pending else root
 
     @torch.inference_mode()
     def expand(

@@ -171,7 +171,7 @@ def _rotary(config: Eagle3Config) -> tuple[Tensor, float]:
     with torch.device("cpu"):
         rotary = LlamaRotaryEmbedding(
             LlamaConfig(
-                hidden_size=config.hidden_size,
+                hidden_size=config.num_heads * config.head_dim,
                 num_attention_heads=config.num_heads,
                 head_dim=config.head_dim,
                 max_position_embeddings=config.max_positions,
