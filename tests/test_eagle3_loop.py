@@ -54,6 +54,17 @@ def test_tokens_are_those_of_plain_decoding(
     assert drafter.kv.num_free == batch
 
 
+def test_in_low_precision_exact_numerics_hold_with_a_head_too(tmp_path: Path) -> None:
+    target = tiny_target(dtype=torch.bfloat16, numerics="exact")
+    drafter = eagle(target, tmp_path)
+    outputs = []
+    for settings in ({"policy": "off"}, {"gate": "none", "k_max": 24}):
+        requests = mixed_requests(4)
+        run(eagle_loop(target, drafter, tmp_path, **settings), requests)
+        outputs.append([request.output_ids for request in requests])
+    assert outputs[0] == outputs[1] and sum(request.stats.num_verified for request in requests) > 0
+
+
 class Watched(Eagle3Drafter):
     """Keeps what it was told of each request, and what it offered below each root."""
 
