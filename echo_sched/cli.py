@@ -29,6 +29,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("server.__main__", "serve a model over HTTP"),
     "calibrate": Command("echo_sched.calibrate", "measure a model on your prompts and write the scheduler's profile"),
+    "train-draft": Command("echo_sched.train_draft", "train an EAGLE-3 draft head from a model's own answers"),
     "bench load": Command(
         "benchmarks.load_test", "send a file of prompts to a running server at several concurrencies"
     ),

@@ -92,6 +92,13 @@ def load_prompts(path: str | Path, *, max_prompts: int | None = None) -> PromptF
     return PromptFile(prompts, reasons.total(), dict(reasons), hashlib.sha256(raw).hexdigest())
 
 
+def load_rows(path: str | Path) -> dict[int, Any]:
+    """Every row that is JSON, by the number that `Prompt.source_row` has. Raises DataError, as load_prompts does."""
+    path = Path(path)
+    rows = _rows(_decompress(_read(path), path), path)
+    return {number: row for number, row in rows if not isinstance(row, _BadRow)}
+
+
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, chat_template: ChatTemplate = "auto") -> list[int]:
     """Token ids of a prompt.
 
