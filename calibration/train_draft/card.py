@@ -46,7 +46,7 @@ own next token; tokens outside the draft vocabulary are misses; earlier tokens o
 ## Data
 
 Only the target's own answers are learnt; prompts are context. The draft vocabulary holds the most frequent answer \
-tokens of the training side, {facts.data["coverage"]:.2%} of that text. Licences are those of the sources.
+tokens of all that is not held out, {facts.data["coverage"]:.2%} of that text. Licences are those of the sources.
 
 | source | conversations |
 |---|---|

@@ -64,7 +64,9 @@ def train_draft(args: argparse.Namespace, out: Path, *, answered: bool, argv: Se
     training, held_out = split(
         draw(generations.conversations, args.max_prompts, args.seed), args.held_out, args.max_held_out
     )
-    vocabulary = draft_vocabulary(training, shape.draft_vocab_size, facts.vocab_size, facts.eos_ids)
+    unseen = set(held_out)  # all other answers count, drawn or not: rare tokens need much text
+    known = [conversation for conversation in generations.conversations if conversation not in unseen]
+    vocabulary = draft_vocabulary(known, shape.draft_vocab_size, facts.vocab_size, facts.eos_ids)
     corpus = Corpus(generations, training, held_out, vocabulary)
     say(corpus.describe())
     target = TeachingTarget(model, facts, shape.aux_layers, torch.from_numpy(vocabulary.target_ids))
