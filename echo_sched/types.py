@@ -105,6 +105,11 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.output_ids)
 
+    def tokens_from(self, start: int) -> list[int]:
+        """Tokens of prompt ++ output from index `start` on."""
+        in_output = start - len(self.prompt_ids)
+        return self.output_ids[in_output:] if in_output >= 0 else [*self.prompt_ids[start:], *self.output_ids]
+
     @property
     def waiting(self) -> bool:
         return self.slot is None and self.finish is None
@@ -144,7 +149,7 @@ class GateReading(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step in plain numbers. Nodes: drafted >= drafted - dropped_drafting >= verified >= accepted."""
+    """One step in plain numbers. Candidates offered >= nodes verified >= nodes accepted."""
 
     step: int
     num_decoding: int  # requests whose root was verified

@@ -1,4 +1,4 @@
-"""What every test file shares: the folder of reference data, and the skip for machines without an accelerator."""
+"""What every test file shares: the folder of reference data, a small saved model, and the skip without accelerator."""
 
 from pathlib import Path
 
@@ -13,6 +13,16 @@ def shared_data() -> Path:
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("the reference data, ../shared/data, is not on this machine")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model that every command can open; nobody may write into it."""
+    from tests.tiny_models import save_tiny_model
+
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_model(folder)
     return folder
 
 

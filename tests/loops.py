@@ -6,21 +6,24 @@ from functools import cache
 import torch
 
 from echo_sched.config import EngineConfig
+from echo_sched.engine.accept import Sampler
 from echo_sched.engine.attention import ATTENTION_NAME
 from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
 from echo_sched.engine.kernels import Numerics
-from echo_sched.engine.kv import KVCache
+from echo_sched.engine.kv import KVCache, slot_len
 from echo_sched.engine.models import ModelFacts, kv_shape
 from echo_sched.engine.reference import ReferenceResult, reference_decode
+from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import policy_settings
 from echo_sched.scheduler.policy import make_policy
 from echo_sched.scheduler.profile import BUILT_IN_PROFILES
 from echo_sched.types import Request, SamplingParams
-from tests.tiny_models import MAX_POSITIONS, VOCAB_SIZE, decode, random_prompt, tiny_model
+from tests.tiny_models import VOCAB_SIZE, decode, random_prompt, tiny_model
 
 EOS_ID = 7
+TAIL_LEN = 200  # the largest K_max of a test
 CPU = torch.device("cpu")
 
 
@@ -37,23 +40,25 @@ def tiny_target(
     dtype: torch.dtype = torch.float64,
     numerics: Numerics = "fast",
     num_slots: int = 4,
-    max_len: int = 448,
+    max_model_len: int = 200,
     device: torch.device = CPU,
+    tokenizer: object | None = None,
 ) -> Target:
     model = tiny_model(family, dtype).to(device)
     model.set_attn_implementation(ATTENTION_NAME)
     shape = kv_shape(model.config)
-    facts = ModelFacts("tiny", VOCAB_SIZE, MAX_POSITIONS, frozenset({EOS_ID}), shape, dtype, f"tiny-{family}")
+    facts = ModelFacts("tiny", VOCAB_SIZE, max_model_len, frozenset({EOS_ID}), shape, dtype, f"tiny-{family}")
+    max_len = slot_len(max_model_len, TAIL_LEN)
     kv = KVCache(shape, num_slots=num_slots, max_len=max_len, dtype=dtype, device=device)
-    return Target(model, facts, kv, numerics, tokenizer=TinyTokenizer())
+    return Target(model, facts, kv, numerics, tokenizer=tokenizer or TinyTokenizer())
 
 
-def tiny_loop(target: Target, drafter: Drafter, **settings: object) -> DecodeLoop:
+def tiny_loop(target: Target, drafter: Drafter, *, sampler: Sampler = sample, **settings: object) -> DecodeLoop:
     """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget."""
-    defaults: dict[str, object] = {"k_max": 24, "max_batch_size": 4, "max_model_len": 200, "chunk_tokens": 7}
+    defaults: dict[str, object] = {"k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
     config = EngineConfig.model_validate(defaults | settings)
     profile = BUILT_IN_PROFILES["ngram"]
-    return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile)
+    return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile, sampler=sampler)
 
 
 def mixed_requests(count: int) -> list[Request]:

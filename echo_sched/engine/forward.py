@@ -91,24 +91,27 @@ def open_target(
     numerics: Numerics,
     device: torch.device,
     num_slots: int,
-    max_model_len: int,
+    max_model_len: int | None,
     tail_len: int,
     kv_limit_gib: float | None,
 ) -> Target:
     """Load a target for `num_slots` requests of `max_model_len` tokens, with `tail_len` places for draft nodes.
 
+    `max_model_len` None: as long as the model can, up to a default.
+
     Raises ModelError when the model cannot be served exactly, ConfigError when the settings do not fit.
     """
     config = models.read_config(path)
-    models.check_config(config, max_model_len)
+    models.check_config(config)
+    longest = models.choose_max_len(config, max_model_len)
     torch_dtype = models.choose_dtype(dtype, config)
-    shape, max_len = models.kv_shape(config), slot_len(max_model_len, tail_len)
+    shape, max_len = models.kv_shape(config), slot_len(longest, tail_len)
     num_bytes = fit_slots(
         shape, torch_dtype, num_slots=num_slots, max_len=max_len, free=free_bytes(device), limit_gib=kv_limit_gib
     )
     logger.info("KV cache: %d slots x %d tokens = %.2f GiB in %s", num_slots, max_len, num_bytes / GIB, torch_dtype)
     tokenizer = models.load_tokenizer(path)
     model = models.load_weights(path, torch_dtype, device)
-    facts = models.model_facts(path, model, torch_dtype)
+    facts = models.model_facts(path, model, torch_dtype, longest)
     kv = KVCache(shape, num_slots=num_slots, max_len=max_len, dtype=torch_dtype, device=device)
     return Target(model, facts, kv, numerics, tokenizer=tokenizer)

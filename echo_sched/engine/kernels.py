@@ -8,7 +8,7 @@ product has neither: in float32 its rows were bitwise equal for every row count 
     exact   the packed float32 product for every row count (bfloat16 inputs and outputs rounded once each);
             where oneDNN does not serve (float64, other devices): F.linear on rows padded to a fixed multiple
 
-Exactness is not assumed from this: models.py probes it at load. Knows nothing of attention, caches or requests.
+Exactness is not assumed from this: probe.py checks it at load. Knows nothing of attention, caches or requests.
 """
 
 from collections.abc import Callable

@@ -51,7 +51,7 @@ class DecodeLoop:
         sampler: Sampler = sample,
     ) -> None:
         assert config.max_batch_size <= target.kv.num_slots
-        assert config.max_model_len + config.k_max <= target.kv.max_len, "no room for draft nodes behind a full request"
+        assert target.facts.max_model_len + config.k_max <= target.kv.max_len, "no room for nodes behind a full request"
         self.config = config
         self.target = target
         self.drafter = drafter
@@ -95,7 +95,7 @@ class DecodeLoop:
 
     @property
     def max_model_len(self) -> int:
-        return self.config.max_model_len
+        return self.target.facts.max_model_len
 
     @property
     def has_work(self) -> bool:

@@ -94,13 +94,12 @@ class NGramDrafter:
         self._indexes: dict[str, NgramIndex] = {}
 
     def begin(self, request: Request) -> None:
-        index = self._indexes[request.request_id] = NgramIndex(self.max_ngram)
-        index.append(request.prompt_ids)
+        self._indexes[request.request_id] = NgramIndex(self.max_ngram)
 
     def extend(self, requests: Sequence[Request]) -> None:
         for request in requests:
             index = self._indexes[request.request_id]
-            index.append(request.output_ids[len(index.tokens) - len(request.prompt_ids) :])
+            index.append(request.tokens_from(len(index.tokens)))
 
     def expand(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], frontier: Frontier, max_children: int
