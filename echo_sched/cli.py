@@ -26,8 +26,8 @@ class Parser(argparse.ArgumentParser):
     Flags are not abbreviated, so that what must not be written down (an API key) is known by its one name.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""

@@ -1,8 +1,13 @@
 """What every test file shares: the folder of reference data, a small saved model, and the skip without accelerator."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: threads of one waiting for each other while another's run cost minutes. Set before torch.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -12,7 +13,8 @@ from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
 from echo_sched.engine.kernels import Numerics
 from echo_sched.engine.kv import KVCache, slot_len
-from echo_sched.engine.models import ModelFacts, kv_shape
+from echo_sched.engine.models import kv_shape, model_facts
+from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.engine.reference import ReferenceResult, reference_decode
 from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
@@ -20,7 +22,7 @@ from echo_sched.loop.assembly import policy_settings
 from echo_sched.scheduler.policy import make_policy
 from echo_sched.scheduler.profile import BUILT_IN_PROFILES
 from echo_sched.types import Request, SamplingParams
-from tests.tiny_models import VOCAB_SIZE, decode, random_prompt, tiny_model
+from tests.tiny_models import decode, random_prompt, tiny_model
 
 EOS_ID = 7
 TAIL_LEN = 200  # the largest K_max of a test
@@ -47,10 +49,16 @@ def tiny_target(
     model = tiny_model(family, dtype).to(device)
     model.set_attn_implementation(ATTENTION_NAME)
     shape = kv_shape(model.config)
-    facts = ModelFacts("tiny", VOCAB_SIZE, max_model_len, frozenset({EOS_ID}), shape, dtype, f"tiny-{family}")
+    facts = model_facts("", model, dtype, max_model_len)._replace(eos_ids=frozenset({EOS_ID}))
     max_len = slot_len(max_model_len, TAIL_LEN)
     kv = KVCache(shape, num_slots=num_slots, max_len=max_len, dtype=dtype, device=device)
     return Target(model, facts, kv, numerics, tokenizer=tokenizer or TinyTokenizer())
+
+
+def probe_tiny(family: str, **settings: Any) -> None:
+    """Probe a tiny target against its own model."""
+    target = tiny_target(family, **settings)
+    probe(target, plain_logits(tiny_model(family, target.facts.dtype).to(target.device)))
 
 
 def tiny_loop(target: Target, drafter: Drafter, *, sampler: Sampler = sample, **settings: object) -> DecodeLoop:

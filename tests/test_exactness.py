@@ -41,14 +41,14 @@ def scripted(family: str, count: int, chance: Sequence[float] = CHANCE, *, signa
 
 
 def assert_equal_to_reference(loop: DecodeLoop, family: str, count: int) -> None:
-    """Every token and every finish; and something was accepted, unless nothing may be drafted."""
+    """Every token and every finish; and where the drafter knows the answer, some of it was accepted."""
     requests = mixed_requests(count)
     run(loop, requests)
     for request in requests:
         expected = references(family, count)[request.request_id]
         assert request.output_ids == expected.output_ids, f"{request.request_id}: other tokens"
         assert request.finish == expected.finish, f"{request.request_id}: other finish"
-    if loop.config.policy != "off" and loop.config.k_max:
+    if loop.drafter.name == "scripted" and loop.config.policy != "off" and loop.config.k_max:
         assert sum(request.stats.num_accepted for request in requests) > 0
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.errors import ConfigError, RequestError
@@ -166,3 +167,28 @@ def test_a_request_may_fill_the_context_in_either_numerics() -> None:
         request = Request("a", (3, 4, 5) * 5, replace(GREEDY, max_new_tokens=55))
         run(loop, [request])
         assert request.num_tokens == 70
+
+
+def test_logits_that_are_not_finite_end_their_request_alone() -> None:
+    """A token whose embedding is infinite poisons its own request, not its neighbours, nor the slot's next owner."""
+    target = tiny_target(num_slots=2)
+    with torch.no_grad():
+        target.model.get_input_embeddings().weight[50] = float("inf")
+    loop = tiny_loop(target, NGramDrafter(), max_batch_size=2)
+    poisoned = Request("poisoned", (1, 50, 2), GREEDY)
+    healthy, heir = (Request(name, (1, 2), GREEDY) for name in ("healthy", "heir"))
+    events = []
+    for request in (poisoned, healthy, heir):
+        loop.add(request)
+    while loop.has_work:
+        events += loop.step()
+        loop.check_integrity()
+    assert poisoned.finish is not None and poisoned.finish.type == "abort" and not poisoned.output_ids
+    assert [event.token_ids for event in events if event.request is poisoned] == [()]
+    assert healthy.output_ids == heir.output_ids and len(heir.output_ids) == GREEDY.max_new_tokens
+
+
+def test_stops_that_would_slow_everybody_are_refused() -> None:
+    for update in ({"stop": ("a",) * 65}, {"stop": ("a" * 257,)}, {"stop_token_ids": tuple(range(1025))}):
+        with pytest.raises(RequestError, match="at most"):
+            replace(GREEDY, **update)

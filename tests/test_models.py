@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, BloomConfig, LlamaConfig, PretrainedConfig, T5Config
 
 from echo_sched.engine import models
-from echo_sched.engine.kernels import PackedLinear, PaddedLinear
+from echo_sched.engine.kernels import PackedLinear, PaddedLinear, UnsplitActivation, exp_unsplit
 from echo_sched.engine.memory import resolve_device
-from echo_sched.engine.probe import probe
+from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.errors import ConfigError, ModelError
-from tests.loops import CPU, tiny_target
+from tests.loops import CPU, probe_tiny, tiny_target
 from tests.tiny_models import FAMILIES, tiny_model
 
 
@@ -20,7 +20,7 @@ from tests.tiny_models import FAMILIES, tiny_model
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_passes_the_probe(family: str, dtype: torch.dtype, numerics: str) -> None:
-    probe(tiny_target(family, dtype=dtype, numerics=numerics))  # type: ignore[arg-type]
+    probe_tiny(family, dtype=dtype, numerics=numerics)
 
 
 def test_the_probe_finds_attention_that_sees_a_rejected_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_the_probe_finds_attention_that_sees_a_rejected_sibling(monkeypatch: pyt
         lambda parents: torch.ones(len(parents), len(parents)).tril().numpy(),
     )
     with pytest.raises(ModelError, match="packed logits differ"):
-        probe(tiny_target("llama", dtype=torch.bfloat16))
+        probe_tiny("llama", dtype=torch.bfloat16)
 
 
 def test_the_probe_finds_kernels_that_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_the_probe_finds_kernels_that_depend_on_the_batch(monkeypatch: pytest.Mo
     right = PaddedLinear.forward
     monkeypatch.setattr(PaddedLinear, "forward", lambda self, rows: right(self, rows) * (1 + 1e-15 * rows.shape[-2]))
     with pytest.raises(ModelError, match="exact numerics cannot be promised"):
-        probe(tiny_target("llama", dtype=torch.float64, numerics="exact"))
+        probe_tiny("llama", dtype=torch.float64, numerics="exact")
 
 
 def test_packed_products_do_not_depend_on_the_number_of_rows() -> None:
@@ -133,3 +133,28 @@ def test_the_fingerprint_tells_weights_apart_and_not_precisions() -> None:
     with torch.no_grad():
         tuned.model.layers[1].mlp.down_proj.weight.mul_(1.5)
     assert models.model_facts("", tuned, torch.float32, 64).fingerprint != prints[0, torch.float32]
+
+
+def test_a_window_that_the_config_does_not_tell_is_refused() -> None:
+    """A layer that attends otherwise than its config says would have had another mask from the model."""
+    model = tiny_model("mistral")
+    target = tiny_target("mistral")
+    target.facts = target.facts._replace(windows=(None,) * model.config.num_hidden_layers)
+    with pytest.raises(ModelError, match="asks for window 16, its config for None"):
+        probe(target, plain_logits(model))
+
+
+def test_activations_round_alike_however_many_rows_and_threads() -> None:
+    torch.manual_seed(0)
+    rows, activation = torch.randn(150, 1536), UnsplitActivation(torch.nn.SiLU())
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(5)
+        whole = activation(rows)
+        for cut in (7, 40, 99, 106):
+            assert torch.equal(torch.cat([activation(rows[:cut]), activation(rows[cut:])]), whole)
+            parts = rows.double()
+            assert torch.equal(torch.cat([exp_unsplit(parts[:cut]), exp_unsplit(parts[cut:])]), exp_unsplit(parts))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(whole, torch.nn.functional.silu(rows))

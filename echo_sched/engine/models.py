@@ -35,6 +35,7 @@ class ModelFacts(NamedTuple):
     vocab_size: int
     max_model_len: int  # tokens of one request, prompt included
     eos_ids: frozenset[int]
+    windows: tuple[int | None, ...]  # [layers] attention window
     kv_shape: KVShape
     dtype: torch.dtype
     fingerprint: str
@@ -98,6 +99,13 @@ def kv_shape(config: PretrainedConfig) -> KVShape:
     return KVShape(int(config.num_hidden_layers), kv_heads, head_dim)
 
 
+def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
+    """The window of each layer, as the config tells; without layer types all layers are alike."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
 def choose_dtype(name: str, config: PretrainedConfig) -> torch.dtype:
     """The named dtype; "auto" is the checkpoint's own if the engine has it, else float32."""
     if name != "auto":
@@ -148,6 +156,7 @@ def model_facts(path: str, model: PreTrainedModel, dtype: torch.dtype, max_model
         vocab_size=_weight(model.get_output_embeddings()).shape[0],
         max_model_len=max_model_len,
         eos_ids=frozenset(ids),
+        windows=_windows(config),
         kv_shape=kv_shape(config),
         dtype=dtype,
         fingerprint=_fingerprint(model),
