@@ -5,6 +5,8 @@ PYTHON ?= python3
 #   make setup TORCH='torch==2.13.0+cpu --index-url URL-OF-THE-BUILD'
 # Name the local part (+cpu, +cu130) to switch the build in a .venv that has one already.
 TORCH ?= torch==2.13.0
+# What torch pulls is pinned too, except from another index, which may lack those versions; the next install corrects it.
+TORCH_PINS := $(if $(findstring -url,$(TORCH)),,-c constraints.txt)
 # Passed on to `echo-sched serve`
 ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
@@ -54,7 +56,7 @@ clean:  ## remove .venv and everything built (the model cache stays)
 
 $(STAMP): pyproject.toml constraints.txt $(VENV)/.torch
 	@echo "==> installing $(TORCH)"
-	$(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install $(TORCH_PINS) $(TORCH)
 	@echo "==> installing everything else"
 	$(BIN)/python -m pip install -c constraints.txt setuptools
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'

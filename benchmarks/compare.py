@@ -12,11 +12,11 @@ from benchmarks.arms import REFERENCE, parse_arms
 from benchmarks.comparison import Plan, check_exactness, run_trials, summarise
 from benchmarks.report import check_output, console, finite, print_json, progress_bar, show_table, write_json
 from benchmarks.workload import add_workload_flags, concurrency_list, positive_int, read_workload
-from echo_sched.cli import run
+from echo_sched.cli import Parser, run
 from echo_sched.errors import DataError
 from echo_sched.flags import add_engine_flags, engine_config
 from echo_sched.prompts import Prompt, encode_prompt
-from echo_sched.provenance import provenance
+from echo_sched.provenance import command_line, provenance
 from echo_sched.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ OWN_FLAGS = ("policy", "max_batch_size", "seed")  # decided by --arms, --concurr
 
 TABLE_COLUMNS = {
     "tokens/s": "output_throughput",
-    "accepted length": "acceptance_length",
+    "acceptance length": "acceptance_length",
     "utilisation": "draft_utilisation",
     "steps": "num_steps",
     "nodes": "num_verified_nodes",
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 when numerics are exact and any tokens differ from plain decoding's."""
     args = _parser().parse_args(argv)
     check_output(args.output)
-    base = engine_config(args, policy=REFERENCE, max_batch_size=max(args.concurrency), seed=args.seed)
+    most = max(args.concurrency)
+    base = engine_config(args, {"max_batch_size": "concurrency"}, policy=REFERENCE, max_batch_size=most, seed=args.seed)
     arms = parse_arms(args.arms, base)
     workload = read_workload(args.dataset_path, args.num_prompts)
 
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "args": {name: finite(value) for name, value in vars(args).items()},
         "engine": loop.info(),
         "dataset": workload.facts | {"num_too_long": len(workload.prompts) - len(prompts)},
-        **provenance(argv),
+        **provenance(command_line("echo-sched bench compare", argv)),
     }
     write_json(args.output, document)
     _show(document)
@@ -144,7 +145,7 @@ def _differences(exactness: dict[str, Any]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="echo-sched bench compare",
         description="Compare scheduling policies with plain decoding, in process, and check that all say the same.",
         epilog="Example: echo-sched bench compare --dataset-path examples/prompts.jsonl --arms off,static,echo "

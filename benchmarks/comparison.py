@@ -141,6 +141,6 @@ def _cell(repeats: Sequence[Trial]) -> dict[str, Any]:
         "num_output_tokens": first.num_output_tokens,
         "truncated": {str(depth): counts.truncated[depth] for depth in sorted(counts.truncated)},
         "deepened": {str(depth): counts.deepened[depth] for depth in sorted(counts.deepened)},
-        "widened": counts.widened,
-        "transferred": counts.transferred,
+        "num_widened": counts.num_widened,
+        "num_transferred": counts.num_transferred,
     }

@@ -8,10 +8,11 @@ from typing import Any
 
 from benchmarks import metrics
 from benchmarks.workload import add_workload_flags, concurrency_list, to_float
+from echo_sched.cli import Parser
 
 
 def load_test_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="echo-sched bench load",
         description="Measure a running server: latencies, throughput and speculation, closed or open loop.",
         epilog="Example: echo-sched bench load --base-url http://127.0.0.1:8000 --dataset-path examples/prompts.jsonl "

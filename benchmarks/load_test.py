@@ -24,7 +24,7 @@ from benchmarks.tokens import encode_all
 from benchmarks.workload import read_workload
 from echo_sched.cli import run
 from echo_sched.errors import ConfigError
-from echo_sched.provenance import provenance
+from echo_sched.provenance import command_line, provenance
 from echo_sched.tree import FloatArray
 
 TABLE_COLUMNS = {
@@ -35,7 +35,7 @@ TABLE_COLUMNS = {
     "TPOT ms": "median_tpot_ms",
     "ITL ms": "median_itl_ms",
     "E2E ms": "median_e2el_ms",
-    "accepted length": "spec_decode_acceptance_length",
+    "acceptance length": "spec_decode_acceptance_length",
 }
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.output:
         check_output(args.output)
     document = asyncio.run(_load_test(args, goals))
-    document |= provenance(argv)
+    document |= provenance(command_line("echo-sched bench load", argv))
     if args.output:
         write_json(args.output, document)
     runs = document["runs"]

@@ -16,9 +16,12 @@ DRAFTS = "spec_decode_num_drafts"
 DRAFT_TOKENS = "spec_decode_num_draft_tokens"
 ACCEPTED_TOKENS = "spec_decode_num_accepted_tokens"
 ACCEPTED_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+VERIFY_STEPS = "verify_steps"
+VERIFY_EMITTED = "verify_emitted_tokens"
 BUDGET_GRANTED = "verify_budget_tokens"
 BUDGET_USED = "verify_used_tokens"
-WANTED = (DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS, ACCEPTED_PER_POSITION, BUDGET_GRANTED, BUDGET_USED)
+SPECULATION = (DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS, ACCEPTED_PER_POSITION)
+WANTED = (*SPECULATION, VERIFY_STEPS, VERIFY_EMITTED, BUDGET_GRANTED, BUDGET_USED)
 PREFIXES = ("echo_sched_", "vllm:")
 
 
@@ -38,7 +41,11 @@ def read_counters(text: str) -> Counters:
 
 
 def speculation_between(before: Counters, after: Counters) -> dict[str, Any]:
-    """The speculation part of a report: what happened between two readings."""
+    """The speculation part of a report: what happened between two readings.
+
+    The acceptance length counts every verify step, those without a draft too (1.0 without speculation). Servers that
+    count drafts only still give the length where there was one, which is never the lower of the two.
+    """
 
     def gained(name: str) -> float | None:
         return after[name, ""] - before.get((name, ""), 0.0) if (name, "") in after else None
@@ -46,7 +53,10 @@ def speculation_between(before: Counters, after: Counters) -> dict[str, Any]:
     drafts, drafted, accepted = gained(DRAFTS), gained(DRAFT_TOKENS), gained(ACCEPTED_TOKENS)
     return {
         "spec_decode_acceptance_rate": _ratio(accepted, drafted),
-        "spec_decode_acceptance_length": None if (ratio := _ratio(accepted, drafts)) is None else 1.0 + ratio,
+        "spec_decode_acceptance_length": _ratio(gained(VERIFY_EMITTED), gained(VERIFY_STEPS)),
+        "spec_decode_acceptance_length_where_drafted": None
+        if not drafts or accepted is None
+        else 1 + accepted / drafts,
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": drafted,
         "spec_decode_accepted_tokens": accepted,

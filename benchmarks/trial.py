@@ -45,8 +45,8 @@ class Counts:
     num_verified_nodes: int = 0
     num_accepted_nodes: int = 0
     num_prompt_tokens: int = 0
-    widened: int = 0
-    transferred: int = 0
+    num_widened: int = 0
+    num_transferred: int = 0
     truncated: Counter[int] = field(default_factory=Counter)  # depth -> requests truncated before it
     deepened: Counter[int] = field(default_factory=Counter)  # depth -> nodes granted there
 
@@ -57,8 +57,8 @@ class Counts:
         self.num_verified_nodes += record.num_verified
         self.num_accepted_nodes += record.num_accepted
         self.num_prompt_tokens += record.num_prompt_tokens
-        self.widened += record.num_widened
-        self.transferred += record.num_transferred
+        self.num_widened += record.num_widened
+        self.num_transferred += record.num_transferred
         self.truncated.update(record.truncated)
         self.deepened.update(record.deepened)
 

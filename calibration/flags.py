@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from echo_sched.cli import Parser
 from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags
 from echo_sched.prompts import ChatTemplate
@@ -58,7 +59,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "echo-sched calibrate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument

@@ -3,7 +3,6 @@
 Progress goes to stderr, the table to stdout, and stdout's last line is one JSON document.
 """
 
-import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.console import Console
 from calibration.flags import parse, sampling_params
 from calibration.report import print_table, summary_line
 from echo_sched.prompts import load_prompts
+from echo_sched.provenance import command_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,8 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = load_prompts(args.data)
     from calibration.run import calibrate  # loads torch: --help and bad input need not wait for it
 
-    command = sys.argv if argv is None else ["echo-sched", "calibrate", *argv]
-    profile, fitted = calibrate(args, params, prompts, command)
+    profile, fitted = calibrate(args, params, prompts, command_line("echo-sched calibrate", argv))
     profile.save(args.out)
     print_table(fitted, Console())
     print(summary_line(profile, args.out), flush=True)

@@ -25,8 +25,12 @@ def profile_provenance(
     config: EngineConfig,
     trace: Trace,
     curve: CostCurve | None,
+    weights: str,
 ) -> dict[str, Any]:
-    """JSON-able: enough to run the same calibration again and to see what the numbers rest on."""
+    """JSON-able: enough to run the same calibration again and to see what the numbers rest on.
+
+    weights: what was loaded, as the engine says it. tree_width: most nodes per depth of the trees that were grown.
+    """
     return {
         **provenance.provenance(argv),
         "data": {
@@ -49,6 +53,8 @@ def profile_provenance(
             "target_reach": fit.TARGET_REACH,
         },
         "engine": config.model_dump(mode="json"),
+        "weights": weights,
+        "tree_width": config.branching,  # calibration.run.ungated chooses K_max so that it never limits the width
         "run": {
             "num_steps": trace.num_steps,
             "num_output_tokens": trace.num_output_tokens,

@@ -35,6 +35,7 @@ def summary_line(profile: Profile, out: str) -> str:
     return json.dumps(
         {
             "out": out,
+            "weights": profile.provenance["weights"],
             "num_prompts": data["num_prompts"],
             "num_skipped": data["num_skipped"],
             "num_bad_rows": data["num_bad_rows"],

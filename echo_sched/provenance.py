@@ -18,17 +18,22 @@ SECRET_FLAGS = ("--api-key",)
 GIT_TIMEOUT_SECONDS = 5
 
 
-def provenance(argv: Sequence[str] | None = None) -> dict[str, Any]:
+def command_line(command: str, argv: Sequence[str] | None) -> list[str]:
+    """What was typed: the process's own command line, or `command` and `argv` where a caller gave them."""
+    return list(sys.argv) if argv is None else [*command.split(), *argv]
+
+
+def provenance(argv: Sequence[str]) -> dict[str, Any]:
     """JSON-able facts of this run: versions, machine, git_commit, timestamp (UTC, ISO 8601), argv.
 
-    `argv` defaults to the process's own command line. Values of secret flags are left out.
+    `argv` is the whole command line, see `command_line`. Values of secret flags are left out.
     """
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "machine": machine(),
         "git_commit": git_commit(),
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": without_secrets(sys.argv if argv is None else argv),
+        "argv": without_secrets(argv),
     }
 
 

@@ -21,7 +21,7 @@ class TextStream:
         complete at the same character), so the result depends on the text and not on how tokens cut it.
     trim_stop: leave the stop string out of the text. Either way what follows it, in the same token too, is dropped.
 
-    The concatenation of everything `take` returned, the last call with `final=True`, is `text`; without a stop that is
+    Everything that `take` returned, the last time with `final=True`, adds up to the text; without a stop that is
     `decode(all ids)`, broken characters at the end included, unless decode takes back characters that are already out
     (byte fallback does for bytes that are not UTF-8). Work per token does not grow with the sequence.
     """
@@ -32,7 +32,6 @@ class TextStream:
         self._detokenizer = _Detokenizer(decode)
         self._scanner = _StopScanner(stop)
         self._trim_stop = trim_stop
-        self._taken: list[str] = []
         self._safe: list[str] = []  # ruled out as part of a stop string, not taken yet
         self._ended = False  # a stop string matched, or the rest was flushed
 
@@ -52,21 +51,11 @@ class TextStream:
         """Text that became safe since the last take: whole characters only, and nothing that may still turn out to be
         the beginning of a stop string. `final` ends the text and releases what was held back."""
         if final and not self._ended:
-            self._safe.append(self._held)
+            self._safe.append(self._scanner.held + self._detokenizer.held)
             self._ended = True
         text = "".join(self._safe)
         self._safe.clear()
-        self._taken.append(text)
         return text
-
-    @property
-    def text(self) -> str:
-        """The whole text so far, taken or not, up to the stop string if one matched."""
-        return "".join((*self._taken, *self._safe, "" if self._ended else self._held))
-
-    @property
-    def _held(self) -> str:
-        return self._scanner.held + self._detokenizer.held
 
 
 class _Detokenizer:

@@ -4,6 +4,7 @@ Nothing here knows torch, a policy or HTTP.
 """
 
 import math
+import reprlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -12,6 +13,8 @@ from echo_sched.errors import RequestError
 
 GREEDY_BELOW = 1e-6  # a temperature below this is greedy decoding (http.md)
 MAX_SEED = 2**64 - 1
+# Stops are looked for at every token, on the thread that serves everybody.
+MAX_STOPS, MAX_STOP_LEN, MAX_STOP_IDS = 64, 256, 1024
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,14 @@ class SamplingParams:
             ("min_p", 0.0 <= self.min_p <= 1.0, "must be in [0, 1]"),
             ("seed", 0 <= self.seed <= MAX_SEED, "must be in [0, 2**64 - 1]"),
             ("stop", all(self.stop), "must not contain an empty string"),
+            ("stop", len(self.stop) <= MAX_STOPS, f"may name at most {MAX_STOPS} strings"),
+            ("stop", all(len(s) <= MAX_STOP_LEN for s in self.stop), f"strings have at most {MAX_STOP_LEN} characters"),
+            ("stop_token_ids", len(self.stop_token_ids) <= MAX_STOP_IDS, f"may name at most {MAX_STOP_IDS} ids"),
             ("stop_token_ids", all(t >= 0 for t in self.stop_token_ids), "must not be negative"),
         )
         for name, good, rule in checks:
             if not good:
-                raise RequestError(f"{name} {rule}, got {getattr(self, name)!r}", name)
+                raise RequestError(f"{name} {rule}, got {reprlib.repr(getattr(self, name))}", name)
 
     @property
     def greedy(self) -> bool:
@@ -105,6 +111,11 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.output_ids)
 
+    def tokens_from(self, start: int) -> list[int]:
+        """Tokens of prompt ++ output from index `start` on."""
+        in_output = start - len(self.prompt_ids)
+        return self.output_ids[in_output:] if in_output >= 0 else [*self.prompt_ids[start:], *self.output_ids]
+
     @property
     def waiting(self) -> bool:
         return self.slot is None and self.finish is None
@@ -144,7 +155,7 @@ class GateReading(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step in plain numbers. Nodes: drafted >= drafted - dropped_drafting >= verified >= accepted."""
+    """One step in plain numbers. Candidates offered >= nodes verified >= nodes accepted."""
 
     step: int
     num_decoding: int  # requests whose root was verified

@@ -4,7 +4,6 @@ Exit codes: 0 after a drain, 1 when the engine failed, 2 when it could not start
 the drain short.
 """
 
-import argparse
 import logging
 import os
 import socket
@@ -14,6 +13,7 @@ from types import FrameType
 
 import uvicorn
 
+from echo_sched.cli import Parser, run
 from echo_sched.config import EngineConfig
 from echo_sched.errors import ConfigError, EchoSchedError
 from echo_sched.flags import add_engine_flags, engine_config
@@ -98,7 +98,7 @@ def serve(load: Callable[[], EngineLoop], settings: ServerSettings, listener: so
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the flags, take the port, then load the model and serve."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="echo-sched serve",
         description="Serve a model over HTTP with speculative decoding under one draft budget for the whole batch.",
         epilog="SIGTERM and Ctrl-C finish what runs (see --drain-timeout); a second one stops at once.",
@@ -134,6 +134,4 @@ def _load(config: EngineConfig, settings: ServerSettings, url: str) -> EngineLoo
 
 
 if __name__ == "__main__":
-    from echo_sched.cli import run
-
     run(main)

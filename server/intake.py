@@ -61,7 +61,7 @@ def _prompts(body: GenerateBody) -> tuple[list[_Prompt], bool]:
 
 def _sampling(body: GenerateBody, num_prompts: int, is_list: bool) -> list[tuple[str, SamplingBody]]:
     """(where the client wrote it, the fields) for each prompt."""
-    given = body.sampling_params or SamplingBody()
+    given = SamplingBody() if body.sampling_params is None else body.sampling_params
     if isinstance(given, SamplingBody):
         return [("sampling_params", given)] * num_prompts
     _check_list("sampling_params", len(given), num_prompts, is_list)

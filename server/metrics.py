@@ -81,6 +81,8 @@ class Metrics:
         self._success = self._counter("request_success", "requests that ended", "finished_reason")
 
     def _speculation(self) -> None:
+        self._verify_steps = self._counter("verify_steps", "verify steps, counted per request, with a draft or without")
+        self._verify_emitted = self._counter("verify_emitted_tokens", "tokens of verify steps, bonus included")
         self._drafts = self._counter("spec_decode_num_drafts", "draft trees verified")
         self._draft_tokens = self._counter("spec_decode_num_draft_tokens", "draft nodes verified")
         self._accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "draft nodes accepted")
@@ -129,6 +131,8 @@ class Metrics:
                 self._gap.observe(at - output.updated_at)
             else:
                 self._first_token.observe(at - output.arrived_at)
+        self._verify_steps.inc(progress.stats.num_verify_steps - output.stats.num_verify_steps)
+        self._verify_emitted.inc(progress.stats.num_emitted - output.stats.num_emitted)
         self._drafts.inc(int(progress.stats.num_verified > output.stats.num_verified))
         for length, steps in (progress.stats.accepted_lengths - output.stats.accepted_lengths).items():
             for _ in range(steps):

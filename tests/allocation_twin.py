@@ -253,7 +253,9 @@ class SlowAllocation:
         outcome.num_nodes = [len(request.nodes) for request in self.requests]
         outcome.gate_truncated = [request.gate_truncated for request in self.requests]
         outcome.budget_truncated = [request.budget_truncated for request in self.requests]
-        if any(outcome.gate_truncated):
-            for request in self.requests:
-                even = self.plan.k_max // count + (1 if request.index < self.plan.k_max % count else 0)
-                outcome.num_transferred += max(0, len(request.nodes) - even)
+        taken = left = 0
+        for request in self.requests:
+            even = self.plan.k_max // count + (1 if request.index < self.plan.k_max % count else 0)
+            taken += max(0, len(request.nodes) - even)
+            left += max(0, even - len(request.nodes)) if request.gate_truncated else 0
+        outcome.num_transferred = min(taken, left)

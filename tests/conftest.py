@@ -1,8 +1,13 @@
-"""What every test file shares: the folder of reference data, and the skip for machines without an accelerator."""
+"""What every test file shares: the folder of reference data, a small saved model, and the skip without accelerator."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: threads of one waiting for each other while another's run cost minutes. Set before torch.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -13,6 +18,16 @@ def shared_data() -> Path:
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("the reference data, ../shared/data, is not on this machine")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model that every command can open; nobody may write into it."""
+    from tests.tiny_models import save_tiny_model
+
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_model(folder)
     return folder
 
 

@@ -1,26 +1,33 @@
 """Decode loops over tiny models, the requests that exercise them, and what plain decoding says about those requests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from echo_sched.config import EngineConfig
+from echo_sched.engine.accept import Sampler
 from echo_sched.engine.attention import ATTENTION_NAME
 from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
 from echo_sched.engine.kernels import Numerics
-from echo_sched.engine.kv import KVCache
-from echo_sched.engine.models import ModelFacts, kv_shape
+from echo_sched.engine.kv import KVCache, slot_len
+from echo_sched.engine.models import kv_shape, model_facts
+from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.engine.reference import ReferenceResult, reference_decode
+from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import policy_settings
 from echo_sched.scheduler.policy import make_policy
 from echo_sched.scheduler.profile import BUILT_IN_PROFILES
 from echo_sched.types import Request, SamplingParams
-from tests.tiny_models import MAX_POSITIONS, VOCAB_SIZE, decode, random_prompt, tiny_model
+from tests.tiny_models import decode, random_prompt, tiny_model
 
 EOS_ID = 7
+TAIL_LEN = 200  # the largest K_max of a test
 CPU = torch.device("cpu")
 
 
@@ -37,23 +44,41 @@ def tiny_target(
     dtype: torch.dtype = torch.float64,
     numerics: Numerics = "fast",
     num_slots: int = 4,
-    max_len: int = 448,
+    max_model_len: int = 200,
     device: torch.device = CPU,
+    tokenizer: object | None = None,
 ) -> Target:
     model = tiny_model(family, dtype).to(device)
     model.set_attn_implementation(ATTENTION_NAME)
     shape = kv_shape(model.config)
-    facts = ModelFacts("tiny", VOCAB_SIZE, MAX_POSITIONS, frozenset({EOS_ID}), shape, dtype, f"tiny-{family}")
+    facts = model_facts("", model, dtype, max_model_len)._replace(eos_ids=frozenset({EOS_ID}))
+    max_len = slot_len(max_model_len, TAIL_LEN)
     kv = KVCache(shape, num_slots=num_slots, max_len=max_len, dtype=dtype, device=device)
-    return Target(model, facts, kv, numerics, tokenizer=TinyTokenizer())
+    return Target(model, facts, kv, numerics, tokenizer=tokenizer or TinyTokenizer())
 
 
-def tiny_loop(target: Target, drafter: Drafter, /, **settings: object) -> DecodeLoop:
+@contextmanager
+def plain_attention(target: Target) -> Iterator[PreTrainedModel]:
+    """The target's model with transformers' own attention."""
+    target.model.set_attn_implementation("sdpa")
+    try:
+        yield target.model
+    finally:
+        target.model.set_attn_implementation(ATTENTION_NAME)
+
+
+def probe_tiny(family: str, **settings: Any) -> None:
+    """Probe a tiny target against its own model."""
+    target = tiny_target(family, **settings)
+    probe(target, plain_logits(tiny_model(family, target.facts.dtype).to(target.device)))
+
+
+def tiny_loop(target: Target, drafter: Drafter, /, *, sampler: Sampler = sample, **settings: object) -> DecodeLoop:
     """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget."""
-    defaults: dict[str, object] = {"k_max": 24, "max_batch_size": 4, "max_model_len": 200, "chunk_tokens": 7}
+    defaults: dict[str, object] = {"k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
     config = EngineConfig.model_validate(defaults | settings)
     profile = BUILT_IN_PROFILES[config.drafter]
-    return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile)
+    return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile, sampler=sampler)
 
 
 def mixed_requests(count: int) -> list[Request]:

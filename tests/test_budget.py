@@ -138,7 +138,7 @@ def test_budget_of_a_request_truncated_at_the_root_deepens_another_beyond_the_ta
     driven = drive(echo_plan(4), [8, 8], scripted({0: UNSURE, 1: SURE}))
     assert driven.outcome.grown == [(1, (1,)), (1, (1, 2)), (1, (1, 2, 3)), (1, (1, 2, 3, 4))]
     assert driven.report.deepened == {3: 1, 4: 1}
-    assert driven.report.truncated_by_gate == {1: 1}
+    assert driven.report.gate_truncated.tolist() == [1, 0]
     assert driven.report.num_transferred == 2  # beyond its even share of 2
     assert driven.outcome.widened == []  # depth came first and took all
 
@@ -173,7 +173,7 @@ def test_budget_shortage_goes_to_the_best_paths_and_ties_to_arrival_then_token()
     assert not driven.report.truncated.any()  # request 1 got one of its two
     shorter = drive(echo_plan(3, widths=(2,) * 4), [8, 8, 8], scripted({0: equal, 1: equal, 2: {(): {1: 0.6}}}))
     assert shorter.outcome.grown == [(2, (1,)), (0, (4,)), (0, (9,))]
-    assert shorter.report.truncated_by_budget == {1: 1}
+    assert shorter.report.truncated_by_depth == {1: 1}
     assert shorter.report.budget_truncated.tolist() == [0, 1, 0]
 
 
@@ -185,13 +185,13 @@ def test_the_gate_is_read_before_anything_is_charged() -> None:
 
 def test_equality_with_the_threshold_truncates() -> None:
     driven = drive(echo_plan(4, thresholds=(1.0,) * 4), [8], scripted({0: {(): {1: 1.0}}}))
-    assert driven.report.truncated_by_gate == {1: 1}
+    assert driven.report.gate_truncated.tolist() == [1]
 
 
 def test_nobody_passes_the_target_depth_against_its_checkpoint() -> None:
     fading = {(): {1: 0.5}, (1,): {2: 0.5}, (1, 2): {3: 1.0}}
     closed = drive(echo_plan(9), [8], scripted({0: fading}))
-    assert closed.report.truncated_by_gate == {2: 1}  # 0.25 <= 0.3
+    assert closed.report.gate_truncated.tolist() == [2]  # 0.25 <= 0.3
     assert closed.report.deepened == {}
     unread = drive(echo_plan(9, thresholds=(0.4, None, None, None)), [8], scripted({0: fading}))
     assert unread.report.deepened == {3: 1}  # no checkpoint there: nothing to read
@@ -210,7 +210,7 @@ def test_branch_scope_stops_branches_one_by_one() -> None:
     plan = echo_plan(9, widths=(2,) * 4, thresholds=(0.3, 0.4, None, None))
     whole = drive(plan, [8], scripted({0: FORKED}))
     # c at depth 2 is 0.36: below 0.4, so the request is truncated although one branch's node has 0.6
-    assert whole.report.truncated_by_gate == {2: 1}
+    assert whole.report.gate_truncated.tolist() == [2]
     branch = drive(replace(plan, gate_scope="branch"), [8], scripted({0: FORKED}))
     assert branch.outcome.grown == [(0, (1,)), (0, (2,)), (0, (1, 3)), (0, (1, 3, 5))]
     assert branch.outcome.widened == [(0, (2, 4))]  # the branch of node 2 (0.35) stopped there
@@ -224,7 +224,7 @@ def test_branch_scope_truncates_the_request_when_no_branch_is_left() -> None:
     plan = echo_plan(9, widths=(2,) * 4, thresholds=(0.3, 0.7, None, None), gate_scope="branch", widen=False)
     driven = drive(plan, [8], scripted({0: FORKED}))
     assert driven.outcome.num_nodes == [2]
-    assert driven.report.truncated_by_gate == {2: 1}
+    assert driven.report.gate_truncated.tolist() == [2]
 
 
 def test_branch_scope_reads_the_offers_themselves_at_the_root() -> None:
@@ -287,8 +287,8 @@ def test_the_random_steps_reach_every_rule() -> None:
         report = driven.report
         seen["transferred"] = seen.get("transferred", 0) + report.num_transferred
         for name, value in (
-            ("gate", sum(report.truncated_by_gate.values())),
-            ("budget", sum(report.truncated_by_budget.values())),
+            ("gate", np.count_nonzero(report.gate_truncated)),
+            ("budget", np.count_nonzero(report.budget_truncated)),
             ("deepened", sum(report.deepened.values())),
             ("widened", int(report.num_widened.sum())),
         ):

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
 from calibration.collect import collect, draw_sample
 from calibration.cost import cost_table
+from calibration.flags import parse
 from calibration.progress import progress
+from calibration.run import ungated
 from echo_sched import cli
 from echo_sched.calibrate import main
 from echo_sched.config import EngineConfig
@@ -24,10 +22,11 @@ from echo_sched.errors import DataError, ProfileError
 from echo_sched.loop import DecodeLoop
 from echo_sched.prompts import Prompt
 from echo_sched.scheduler.fit import fit
+from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.profile import load_profile
 from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
 from tests.fakes import ScriptedDrafter
-from tests.tiny_models import VOCAB_SIZE, random_prompt, tiny_model
+from tests.tiny_models import VOCAB_SIZE, WORDS, random_prompt, tiny_model
 
 
 class WordTokenizer:
@@ -156,21 +155,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.Captu
     assert captured.out == ""
 
 
-WORDS = [f"w{index}" for index in range(VOCAB_SIZE - 2)]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model with a word-level tokenizer, as `save_pretrained` leaves them."""
-    folder = tmp_path_factory.mktemp("model")
-    vocabulary = {word: index for index, word in enumerate(["<unk>", "<end>", *WORDS])}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<end>").save_pretrained(folder)
-    tiny_model("llama", torch.float32, vocab_size=VOCAB_SIZE).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten prompts that repeat themselves, so that the n-gram drafter has offers, and three unusable rows."""
@@ -216,11 +200,14 @@ def test_calibrate_writes_a_profile_that_loads_and_says_where_it_came_from(
     }
     assert (facts["settings"]["temperature"], facts["settings"]["seed"]) == (0.7, 3)
     assert (facts["settings"]["chat_template"], facts["engine"]["gate"]) == ("auto", "none")
+    assert facts["tree_width"] == 2
+    assert facts["weights"]
     assert facts["argv"][:3] == ["echo-sched", "calibrate", str(prompts_file)]
 
     lines = capsys.readouterr().out.splitlines()
     summary = json.loads(lines[-1])
     assert summary["out"] == str(out) and summary["num_prompts"] == 10 and summary["num_steps"] > 0
+    assert summary["weights"] == facts["weights"]
     assert summary["checkpoints"] == profile.to_json()["checkpoints"]
     assert summary["target_depth"] == profile.target_depth
     assert any(line.split()[:2] == ["1", str(profile.depths[0].n)] for line in lines)  # the table
@@ -240,6 +227,13 @@ def test_a_calibrated_profile_serves_its_own_model_and_no_other(
     tiny_model("llama", torch.float32, seed=1, vocab_size=VOCAB_SIZE).save_pretrained(other)
     with pytest.raises(ProfileError, match="was made for model"):
         DecodeLoop.from_config(small.model_copy(update={"model": str(other)}))
+
+
+def test_trees_are_grown_to_the_width_that_the_profile_names(model_folder: Path, tmp_path: Path) -> None:
+    args = parse(flags(tmp_path / "data", tmp_path / "out", model_folder, "--concurrency", "3", "--branching", "5"))
+    loop = DecodeLoop.from_config(ungated(args))
+    for num_requests in (1, 2, 3):
+        assert set(loop.policy.plan(Load(num_requests, 0)).widths) == {5}
 
 
 @pytest.mark.parametrize("signal", [True, False])
@@ -278,6 +272,9 @@ def test_a_signal_planted_in_the_drafter_is_found_through_the_engine(signal: boo
         (json.dumps({"prompt": " ".join(WORDS)}), (), "longer than 96 tokens"),
         ('{"prompt": "w1"}', ("--chat-template", "always"), "no chat template"),
         ('{"prompt": "w1"}', ("--max-new-tokens", "1"), "offered nothing"),
+        ('{"prompt": "w1"}', ("--gate", "none"), "unrecognized arguments"),
+        ('{"prompt": "w1"}', ("--cost-tokens", "1,none"), "argument --cost-tokens: expected numbers"),
+        ('{"prompt": "w1"}', ("--concurrency", "2000"), "--concurrency should be less than or equal to 1024"),
         ('{"prompt": "w1"}', ("--max-prompts", "0"), "--max-prompts must be at least 1"),
         ('{"prompt": "w1"}', ("--auc-cut", "nan"), "--auc-cut must be in"),
         ('{"prompt": "w1"}', ("--max-depth", "0"), "--max-depth"),

@@ -21,7 +21,7 @@ from echo_sched.engine.sampling import sample
 from echo_sched.errors import ConfigError, RequestError
 from echo_sched.loop import DecodeLoop
 from echo_sched.types import FinishReason, Request, SamplingParams, StepRecord, TokenEvent
-from tests.tiny_models import VOCAB_SIZE, tiny_model
+from tests.tiny_models import VOCAB_SIZE
 
 NUM_PROMPTS, NUM_TOKENS, NODES_PER_TREE = 5, 7, 3
 Wrong = Callable[[str, int, int, int], bool]  # (policy, requests running, prompt, position) -> emit another token
@@ -143,7 +143,7 @@ def test_numbers_of_an_arm() -> None:
     assert echo["num_verified_nodes"] == NUM_PROMPTS * 3 * NODES_PER_TREE
     assert echo["draft_utilisation"] == pytest.approx(1 / NODES_PER_TREE)
     assert echo["truncated"] == {"2": 15} and echo["deepened"] == {"4": 30}
-    assert echo["widened"] == 15 and echo["transferred"] == 30
+    assert echo["num_widened"] == 15 and echo["num_transferred"] == 30
     assert echo["num_prompt_tokens"] == NUM_PROMPTS
     assert echo["seconds"] == {"verify": pytest.approx(5.0)}
     assert echo["repeatable"] is True
@@ -266,27 +266,14 @@ def test_bad_arms_are_named(text: str, complaint: str) -> None:
         parse_arms(text, EngineConfig())
 
 
-# The command, on a tiny model of its own.
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model("llama", torch.float32).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
-    return str(folder)
+# The command, on a tiny model.
 
 
 @pytest.fixture
-def flags(model_folder: str, tmp_path: Path) -> list[str]:
+def flags(model_folder: Path, tmp_path: Path) -> list[str]:
     dataset = tmp_path / "prompts.jsonl"
     dataset.write_text("".join(json.dumps({"prompt": f"w{i} w2 w3 " * 4}) + "\n" for i in range(3)))
-    files = ["--model", model_folder, "--dataset-path", str(dataset), "--output", str(tmp_path / "out.json")]
+    files = ["--model", str(model_folder), "--dataset-path", str(dataset), "--output", str(tmp_path / "out.json")]
     sizes = ["--concurrency", "1,3", "--max-new-tokens", "12", "--max-model-len", "128", "--k-max", "8"]
     return [*files, *sizes, "--numerics", "exact", "--dtype", "float32", "--ignore-eos", "--num-warmups", "1"]
 
@@ -309,6 +296,7 @@ def test_the_command_writes_what_it_promises(
             assert (cell["num_verified_nodes"] > 0) == (arm != "off")
             assert cell["repeatable"] is True
     assert document["dataset"]["num_too_long"] == 0
+    assert document["argv"][:3] == ["echo-sched", "bench", "compare"]
     for key in ("versions", "machine", "git_commit", "timestamp", "args", "engine", "order"):
         assert key in document
 
@@ -349,6 +337,9 @@ def test_bad_input_is_one_line_and_exit_code_2(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for wrong in (
+        ["--policy", "echo"],
+        ["--numerics", "bogus"],
+        ["--concurrency", "0"],
         ["--model", str(tmp_path / "nothing")],
         ["--dataset-path", str(tmp_path / "nothing")],
         ["--arms", "off,quick"],
@@ -363,3 +354,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
         *before, last = captured.err.splitlines()  # a progress bar may come before
         assert last.startswith("error: ") and not any("error" in line for line in before), captured.err
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_concurrency_beyond_what_an_engine_serves_is_named_as_such(flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^--concurrency should be less than or equal to 1024, got 2000$"):
+        compare.main([*flags, "--concurrency", "1,2000"])

@@ -20,7 +20,7 @@ from echo_sched.loop.self_check import NUM_TOKENS, PROMPTS, self_check
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers, Segment, pack
 from echo_sched.types import Request, SamplingParams
 from tests.fakes import ScriptedDrafter
-from tests.loops import TinyTokenizer, mixed_requests, references, run, tiny_loop, tiny_target
+from tests.loops import TinyTokenizer, mixed_requests, plain_attention, references, run, tiny_loop, tiny_target
 from tests.tiny_heads import ORIGINAL, head_tensors, write_head
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, random_prompt
 
@@ -105,7 +105,7 @@ def check_features(target: Target, folder: Path) -> None:
         told = torch.cat(drafter.told[request.request_id])
         tokens = [*request.prompt_ids, *request.output_ids][: len(told)]
         assert len(told) >= len(request.prompt_ids)
-        with torch.no_grad(), target.plain_attention() as model:
+        with torch.no_grad(), plain_attention(target) as model:
             hidden = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False).hidden_states
         expected = torch.cat([hidden[layer][0] for layer in drafter.aux_layers], dim=-1)
         torch.testing.assert_close(told, expected, rtol=1e-6, atol=1e-6)
@@ -136,7 +136,7 @@ def test_every_family_tells_its_hidden_states(family: str) -> None:
     num_layers = target.model.config.num_hidden_layers
     logits, features = target.forward_with_features(tree, (num_layers, 0, 1))
     plain_logits = target.forward(tree)
-    with torch.no_grad(), target.plain_attention() as model:
+    with torch.no_grad(), plain_attention(target) as model:
         hidden = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False).hidden_states
     assert features is not None and torch.equal(logits, plain_logits)
     torch.testing.assert_close(features, torch.cat([hidden[i][0] for i in (num_layers, 0, 1)], dim=-1))
@@ -190,7 +190,7 @@ def test_a_useless_head_is_told_aloud_and_a_good_one_is_not(tmp_path: Path, capl
     assert eagle_drafter.kv.num_free == eagle_drafter.kv.num_slots
     caplog.clear()
     params = SamplingParams(max_new_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    with target.plain_attention() as model:
+    with plain_attention(target) as model:
         answers = {
             f"self-check {number}": reference_decode(model, WordTokenizer().encode(text), params, ()).output_ids
             for number, text in enumerate(PROMPTS)

@@ -12,6 +12,7 @@ from echo_sched.engine import accept as accept_module
 from echo_sched.engine.accept import Walk
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.engine.sampling import sample
+from echo_sched.loop import DecodeLoop
 from echo_sched.loop import decode as decode_module
 from echo_sched.tree import ROOT
 from echo_sched.types import SamplingParams
@@ -39,27 +40,32 @@ def scripted(family: str, count: int, chance: Sequence[float] = CHANCE, *, signa
     return ScriptedDrafter(outputs, chance, VOCAB_SIZE, signal=signal)
 
 
-def assert_equal_to_reference(loop: Any, family: str, count: int) -> None:
+def assert_equal_to_reference(loop: DecodeLoop, family: str, count: int) -> None:
+    """Every token and every finish; and where the drafter knows the answer, some of it was accepted."""
     requests = mixed_requests(count)
     run(loop, requests)
     for request in requests:
         expected = references(family, count)[request.request_id]
-        assert request.output_ids == expected.output_ids, request.request_id
-        assert request.finish == expected.finish, request.request_id
+        assert request.output_ids == expected.output_ids, f"{request.request_id}: other tokens"
+        assert request.finish == expected.finish, f"{request.request_id}: other finish"
+    if loop.drafter.name == "scripted" and loop.config.policy != "off" and loop.config.k_max:
+        assert sum(request.stats.num_accepted for request in requests) > 0
 
 
-@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_emits_what_plain_decoding_emits(family: str, count: int) -> None:
-    loop = tiny_loop(tiny_target(family), scripted(family, count), max_depth=MAX_DEPTH)
-    assert_equal_to_reference(loop, family, count)
+def test_every_family_emits_what_plain_decoding_emits(family: str, batch: int) -> None:
+    target = tiny_target(family, num_slots=batch)
+    loop = tiny_loop(target, scripted(family, 8), max_depth=MAX_DEPTH, max_batch_size=batch)
+    assert_equal_to_reference(loop, family, 8)
 
 
+@pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_emits_what_plain_decoding_emits(policy: str) -> None:
-    target = tiny_target("llama")
+def test_every_policy_emits_what_plain_decoding_emits(policy: str, batch: int) -> None:
+    target = tiny_target("llama", num_slots=batch)
     for drafter in (scripted("llama", 16), NGramDrafter()):
-        loop = tiny_loop(target, drafter, max_depth=MAX_DEPTH, **POLICIES[policy])
+        loop = tiny_loop(target, drafter, max_depth=MAX_DEPTH, max_batch_size=batch, **POLICIES[policy])
         assert_equal_to_reference(loop, "llama", 16)
 
 
@@ -143,9 +149,8 @@ def wrong_position(logits: Tensor, params: Sequence[SamplingParams], positions: 
 
 @pytest.mark.parametrize("sampler", [wrong_always_greedy, wrong_position])
 def test_a_planted_wrong_draw_is_caught(sampler: Any) -> None:
-    loop = tiny_loop(tiny_target("llama"), scripted("llama", 8), max_depth=MAX_DEPTH)
-    loop._sample = sampler
-    with pytest.raises(AssertionError, match=r"r\d"):
+    loop = tiny_loop(tiny_target("llama"), scripted("llama", 8), max_depth=MAX_DEPTH, sampler=sampler)
+    with pytest.raises(AssertionError, match=r"r\d: other tokens"):
         assert_equal_to_reference(loop, "llama", 8)
 
 
@@ -158,7 +163,7 @@ def test_a_planted_greedy_child_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
         lambda tree, node, token: right(tree, node, token) if node != ROOT or not tree.tokens else 0,
     )
     loop = tiny_loop(tiny_target("llama"), scripted("llama", 8, chance=(0.5,)), max_depth=MAX_DEPTH)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"r\d: other tokens"):
         assert_equal_to_reference(loop, "llama", 8)
 
 
@@ -166,10 +171,13 @@ def test_a_planted_greedy_child_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 def test_exact_numerics_make_speculation_bitwise_equal(family: str, dtype: torch.dtype) -> None:
     """In low precision the tokens of speculation and of plain decoding agree only if every row's logits do."""
-    target = tiny_target(family, dtype=dtype, numerics="exact")
-    outputs = []
-    for settings in ({"policy": "off", "max_batch_size": 1}, {"policy": "static"}, {"policy": "echo"}):
+    target = tiny_target(family, dtype=dtype, numerics="exact", num_slots=8)
+    plain = mixed_requests(8)
+    run(tiny_loop(target, NGramDrafter(), policy="off", max_batch_size=1), plain)
+    script = {request.request_id: request.output_ids for request in plain}
+    for policy in ("static", "echo"):
         requests = mixed_requests(8)
-        run(tiny_loop(target, scripted(family, 8), max_depth=MAX_DEPTH, **settings), requests)
-        outputs.append([request.output_ids for request in requests])
-    assert outputs[0] == outputs[1] == outputs[2]
+        drafter = ScriptedDrafter(script, CHANCE, VOCAB_SIZE)
+        run(tiny_loop(target, drafter, policy=policy, max_depth=MAX_DEPTH, max_batch_size=8), requests)
+        assert {request.request_id: request.output_ids for request in requests} == script
+        assert sum(request.stats.num_accepted for request in requests) > 20

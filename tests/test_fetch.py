@@ -2,7 +2,11 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
@@ -106,12 +110,73 @@ def test_a_damaged_file_is_refused_and_leaves_nothing(damage: str, cache: Path, 
     assert made(cache) == []
 
 
-def test_folders_and_hub_ids_are_returned_as_they_are(cache: Path, tmp_path: Path) -> None:
+def test_folders_are_returned_as_they_are(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path)) == str(tmp_path)
-    assert resolve_model("Some-Body/a_model-1.7B") == "Some-Body/a_model-1.7B"
     assert source_note(str(tmp_path)) is None
-    assert source_note("Some-Body/a_model-1.7B") is None
+
+
+class Hub:
+    """A hub with some files; it notes what was asked for and leaves out what the patterns leave out."""
+
+    def __init__(self, folder: Path, *files: str) -> None:
+        self.folder, self.files = folder, files
+
+    def snapshot_download(self, hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        for file in self.files:
+            allowed = any(fnmatch(file, pattern) for pattern in allow_patterns)
+            if allowed and not any(fnmatch(file, pattern) for pattern in ignore_patterns):
+                (self.folder / file).write_text("")
+        return str(self.folder)
+
+
+PUBLISHED = ("config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja", "merges.txt")
+
+
+@pytest.mark.parametrize(
+    ("weights", "fetched"),
+    [
+        (["model.safetensors", "pytorch_model.bin", "consolidated.safetensors", "onnx/model.bin"], "model.safetensors"),
+        (["pytorch_model.bin", "flax_model.msgpack"], "pytorch_model.bin"),
+    ],
+)
+def test_a_hub_id_becomes_a_folder_with_one_set_of_weights(
+    weights: list[str], fetched: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, *PUBLISHED, *weights, "README.md")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot_download)
+    assert resolve_model("Some-Body/a_model-1.7B") == str(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*PUBLISHED, fetched])
+
+
+def offline_fetch(home: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(home)}
+    command = [sys.executable, "-m", "echo_sched", "fetch", "Some-Body/a-model"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_a_hub_id_that_cannot_be_had_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = offline_fetch(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    said, error = done.stderr.splitlines()
+    assert said.startswith("echo-sched: looking for Some-Body/a-model")
+    assert error.startswith("error: cannot get Some-Body/a-model from the hub: ")
+
+
+def test_what_came_from_the_hub_before_is_found_without_a_network(tmp_path: Path) -> None:
+    published = tmp_path / "hub" / "models--Some-Body--a-model"
+    snapshot = published / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    (published / "refs").mkdir()
+    (published / "refs" / "main").write_text("0" * 40)
+    done = offline_fetch(tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, str(snapshot)), done.stderr
+    (snapshot / "config.json").unlink()
+    done = offline_fetch(tmp_path)
+    assert done.returncode == 2
+    assert "Some-Body/a-model is not a model that can be served: it has no config.json" in done.stderr
 
 
 def test_what_is_no_model_is_refused_by_name(cache: Path, tmp_path: Path) -> None:

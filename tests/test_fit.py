@@ -63,7 +63,7 @@ def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert covered >= 33  # 95 % of 40 is 38; fewer than 33 has a chance below 0.3 %
 
 
-def test_interval_is_wider_when_readings_of_a_prompt_repeat_each_other() -> None:
+def test_interval_is_no_narrower_when_readings_of_a_prompt_repeat_each_other() -> None:
     independent = planted({1: 0.7}, num_prompts=20, num_steps=8)
     repeated = [
         reading._replace(step=reading.step + 8 * copy) for reading in independent for copy in range(10)

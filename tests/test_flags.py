@@ -5,13 +5,14 @@ from typing import get_args
 
 import pytest
 
+from echo_sched.cli import Parser
 from echo_sched.config import DrafterName, EngineConfig, PolicyName
 from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags, engine_config
 
 
 def parse(*argv: str, exclude: tuple[str, ...] = ()) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser(prog="echo-sched try")
     add_engine_flags(parser, exclude=exclude)
     return parser.parse_args(argv)
 
@@ -43,22 +44,19 @@ def test_overrides_win_over_flags() -> None:
     assert engine_config(parse("--policy", "static"), policy="off").policy == "off"
 
 
-def test_excluded_fields_have_no_flag_and_keep_their_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_excluded_fields_have_no_flag_and_keep_their_default() -> None:
     args = parse(exclude=("policy",))
     assert not hasattr(args, "policy")
     assert engine_config(args).policy == EngineConfig().policy
-    with pytest.raises(SystemExit):
+    with pytest.raises(ConfigError, match=r"^unrecognized arguments: --policy off \(see echo-sched try --help\)$"):
         parse("--policy", "off", exclude=("policy",))
-    assert "--policy" in capsys.readouterr().err
 
 
-def test_literals_become_choices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_literals_become_choices() -> None:
     assert "{" + ",".join(get_args(PolicyName)) + "}" in help_text()
     assert "{" + ",".join(get_args(DrafterName)) + "}" in help_text()
-    with pytest.raises(SystemExit) as exit_info:
+    with pytest.raises(ConfigError, match="argument --policy: invalid choice: 'guess'"):
         parse("--policy", "guess")
-    assert exit_info.value.code == 2
-    assert "argument --policy: invalid choice: 'guess'" in capsys.readouterr().err
 
 
 def test_help_shows_descriptions_and_defaults() -> None:
@@ -75,10 +73,18 @@ def test_help_shows_descriptions_and_defaults() -> None:
     [
         (["--k-max", "-1"], "--k-max should be greater than or equal to 0, got -1"),
         (["--max-depth", "65"], "--max-depth should be less than or equal to 64, got 65"),
-        (["--kv-memory", "nan"], "--kv-memory should be greater than 0, got nan"),
+        (["--kv-memory", "0"], "--kv-memory should be greater than 0, got 0.0"),
+        (["--kv-memory", "nan"], "--kv-memory should be a finite number, got nan"),
+        (["--kv-memory", "inf"], "--kv-memory should be a finite number, got inf"),
+        (["--kv-memory=-inf"], "--kv-memory should be a finite number, got -inf"),
     ],
 )
 def test_out_of_range_names_the_flag(argv: list[str], line: str) -> None:
     with pytest.raises(ConfigError) as error:
         engine_config(parse(*argv))
     assert str(error.value) == line
+
+
+def test_a_value_made_from_another_flag_is_complained_about_under_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"^--concurrency should be less than or equal to 1024, got 2000$"):
+        engine_config(parse(), {"max_batch_size": "concurrency"}, max_batch_size=2000)

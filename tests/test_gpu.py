@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from echo_sched.engine.memory import resolve_device
-from echo_sched.engine.probe import probe
-from tests.loops import EOS_ID, mixed_requests, references, run, tiny_loop, tiny_target
+from tests.loops import EOS_ID, mixed_requests, probe_tiny, references, run, tiny_loop, tiny_target
 from tests.test_exactness import MAX_DEPTH, scripted
 from tests.tiny_models import FAMILIES
 
@@ -24,4 +23,4 @@ def test_float64_tokens_equal_plain_decoding(family: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_probe_passes(dtype: torch.dtype) -> None:
-    probe(tiny_target("llama", dtype=dtype, device=resolve_device("auto")))
+    probe_tiny("llama", dtype=dtype, device=resolve_device("auto"))

@@ -28,7 +28,9 @@ def test_the_scheduler_imports_no_tensors_and_no_settings() -> None:
     assert not loaded & {*SLOW, "pydantic", "echo_sched.config", "echo_sched.engine"}
 
 
-@pytest.mark.parametrize("module", ["tree", "types", "text", "prompts", "config", "errors", "flags", "fetch", "cli"])
+@pytest.mark.parametrize(
+    "module", ["tree", "types", "text", "prompts", "config", "errors", "notice", "flags", "fetch", "cli"]
+)
 def test_the_ground_floor_and_the_command_line_import_no_tensors(module: str) -> None:
     loaded = loaded_by(f"echo_sched.{module}")
     assert f"echo_sched.{module}" in loaded

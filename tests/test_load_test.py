@@ -24,10 +24,10 @@ from benchmarks.scrape import read_counters, speculation_between
 from echo_sched import cli
 from echo_sched.errors import ConfigError, DataError
 
-SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 BUNDLE = 3  # tokens per streamed output of the fake server
 NUM_PROMPT_TOKENS = 5
 DRAFTED_PER_REQUEST, ACCEPTED_PER_REQUEST = 8, 6
+VERIFY_STEPS_PER_REQUEST = 5  # of which two have a draft
 API_KEY = "open-sesame"
 
 
@@ -72,15 +72,15 @@ class FakeServer:
         @app.get("/metrics")
         async def metrics() -> PlainTextResponse:
             per_request = {
-                "num_drafts": 2,
-                "num_draft_tokens": DRAFTED_PER_REQUEST,
-                "num_accepted_tokens": ACCEPTED_PER_REQUEST,
+                "spec_decode_num_drafts": 2,
+                "spec_decode_num_draft_tokens": DRAFTED_PER_REQUEST,
+                "spec_decode_num_accepted_tokens": ACCEPTED_PER_REQUEST,
+                "verify_steps": VERIFY_STEPS_PER_REQUEST,
+                "verify_emitted_tokens": VERIFY_STEPS_PER_REQUEST + ACCEPTED_PER_REQUEST,
             }
             registry = CollectorRegistry()
             for name, amount in per_request.items():
-                Counter(f"echo_sched_spec_decode_{name}", "what a server says", registry=registry).inc(
-                    amount * len(self.bodies)
-                )
+                Counter(f"echo_sched_{name}", "what a server says", registry=registry).inc(amount * len(self.bodies))
             return PlainTextResponse(generate_latest(registry).decode())
 
         @app.post("/generate")
@@ -179,7 +179,8 @@ def test_warm_up_reaches_the_server_and_no_number(
     assert document["spec_decode_num_drafts"] == 2 * 3
     assert document["spec_decode_draft_tokens"] == DRAFTED_PER_REQUEST * 3
     assert document["spec_decode_acceptance_rate"] == pytest.approx(6 / 8)
-    assert document["spec_decode_acceptance_length"] == pytest.approx(1 + 6 / 2)
+    assert document["spec_decode_acceptance_length"] == pytest.approx((5 + 6) / 5)
+    assert document["spec_decode_acceptance_length_where_drafted"] == pytest.approx(1 + 6 / 2)
     assert document["spec_decode_per_position_acceptance_rates"] is None
     assert document["budget_granted"] is None
 
@@ -261,6 +262,7 @@ def test_secrets_stay_out_of_the_result(server: FakeServer, prompts: Any, capsys
     flags = ("--base-url", server.url, "--dataset-path", prompts("a"), "--api-key", API_KEY, "--metadata", "run=third")
     _, document = measure(capsys, *flags)
     assert API_KEY not in json.dumps(document)
+    assert document["argv"] == ["echo-sched", "bench", "load", *("***" if flag == API_KEY else flag for flag in flags)]
     assert document["metadata"] == {"run": "third"}
     assert document["server"] == {"model_path": None, "settings": {"policy": "echo"}}
     for key in ("versions", "machine", "git_commit", "timestamp", "args", "dataset"):
@@ -291,14 +293,16 @@ def test_bad_input_is_one_line_and_exit_code_2(prompts: Any, capsys: pytest.Capt
         ["--base-url", "http://127.0.0.1:9", "--dataset-path", path, "--goodput", "ttft"],
         ["--base-url", "http://127.0.0.1:9", "--dataset-path", path, "--output", "/no/such/folder/x.json"],
         ["--base-url", "http://127.0.0.1:9", "--dataset-path", path, "--trace", path],
+        ["--base-url", "http://127.0.0.1:9", "--dataset-path", path, "--max-concurrency", "1,0"],
+        ["--base-url", "http://127.0.0.1:9", "--dataset-path", path, "--max-concurrency", "4,4"],
+        ["--base-url", "http://127.0.0.1:9", "--dataset-path", path, "--extra-body", '{"a": NaN}'],
+        ["--base-url", "http://127.0.0.1:9", "--dataset-path", path, "--metadata", "words"],
+        ["--base-url", "http://127.0.0.1:9"],
     ):
         assert cli.main(["bench", "load", *flags]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
-    for flags in (["--max-concurrency", "1,0"], ["--max-concurrency", "4,4"], ["--extra-body", '{"a": NaN}']):
-        with pytest.raises(SystemExit, match="2"):
-            load_test.main(["--base-url", "http://x", "--dataset-path", path, *flags])
 
 
 # Definitions, on planted time stamps.
@@ -370,6 +374,7 @@ def test_counters_of_other_servers_and_positions_are_read() -> None:
     between = speculation_between(before, after)
     assert between["spec_decode_num_drafts"] == 20
     assert between["spec_decode_per_position_acceptance_rates"] == [0.5, 0.1]
+    assert between["spec_decode_acceptance_length"] is None  # it does not count the steps without a draft
     assert between["budget_granted"] is None  # a gauge says nothing about a run
     assert set(speculation_between({}, {}).values()) == {None}
 
@@ -400,9 +405,8 @@ def test_a_trace_is_rescaled_to_a_rate_and_checked(tmp_path: Path) -> None:
         trace_arrivals(trace, 1)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the recorded traces in ../shared/data")
-def test_the_recorded_traces_are_read() -> None:
-    arrivals = trace_arrivals(SHARED / "data/traces/AzureLLMInferenceTrace_code.csv", 3)
+def test_the_recorded_traces_are_read(shared_data: Path) -> None:
+    arrivals = trace_arrivals(shared_data / "traces/AzureLLMInferenceTrace_code.csv", 3)
     assert arrivals.tolist() == pytest.approx([0.0, 0.052, 0.098189])
 
 

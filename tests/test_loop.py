@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from echo_sched.engine.draft.ngram import NGramDrafter
-from echo_sched.engine.kv import slot_len
 from echo_sched.errors import ConfigError, RequestError
 from echo_sched.types import Request, SamplingParams
 from tests.fakes import ScriptedDrafter
@@ -54,17 +54,20 @@ def test_waiting_requests_get_slots_in_order_as_they_come_free() -> None:
         assert loop.num_running + len(ended) == admitted
         finished += ended
         loop.check_integrity()
-    assert sorted(finished) == [f"r{i}" for i in range(5)] and finished[0] == "r0"
+    assert finished == [f"r{i}" for i in range(5)]  # equal prompts, outputs growing by one: in order of arrival
     assert loop.target.kv.num_free == 2
 
 
 def test_cancel_frees_everything_at_once_wherever_the_request_is() -> None:
     drafter = NGramDrafter()
     loop = tiny_loop(tiny_target(num_slots=2), drafter, max_batch_size=2)
-    for name in ("prefilling", "decoding", "waiting"):
-        loop.add(Request(name, random_prompt(30 if name == "prefilling" else 3), GREEDY))
+    requests = {name: Request(name, random_prompt(3), GREEDY) for name in ("decoding", "prefilling", "waiting")}
+    requests["prefilling"].prompt_ids = random_prompt(100)
+    for request in requests.values():
+        loop.add(request)
     loop.step()
     loop.step()
+    assert all(getattr(request, name) for name, request in requests.items()), "each is in the phase of its name"
     for name in ("waiting", "prefilling", "decoding", "unknown"):
         loop.cancel(name)
         loop.check_integrity()
@@ -160,8 +163,32 @@ def test_score_is_what_plain_decoding_draws_from() -> None:
 def test_a_request_may_fill_the_context_in_either_numerics() -> None:
     """Slots hold whole blocks of keys, so the last token of the longest request has room for its tree."""
     for numerics in ("fast", "exact"):
-        target = tiny_target(numerics=numerics, max_len=slot_len(70, 24))  # type: ignore[arg-type]
-        loop = tiny_loop(target, NGramDrafter(), max_model_len=70)
+        loop = tiny_loop(tiny_target(numerics=numerics, max_model_len=70), NGramDrafter())  # type: ignore[arg-type]
         request = Request("a", (3, 4, 5) * 5, replace(GREEDY, max_new_tokens=55))
         run(loop, [request])
         assert request.num_tokens == 70
+
+
+def test_logits_that_are_not_finite_end_their_request_alone() -> None:
+    """A token whose embedding is infinite poisons its own request, not its neighbours, nor the slot's next owner."""
+    target = tiny_target(num_slots=2)
+    with torch.no_grad():
+        target.model.get_input_embeddings().weight[50] = float("inf")
+    loop = tiny_loop(target, NGramDrafter(), max_batch_size=2)
+    poisoned = Request("poisoned", (1, 50, 2), GREEDY)
+    healthy, heir = (Request(name, (1, 2), GREEDY) for name in ("healthy", "heir"))
+    events = []
+    for request in (poisoned, healthy, heir):
+        loop.add(request)
+    while loop.has_work:
+        events += loop.step()
+        loop.check_integrity()
+    assert poisoned.finish is not None and poisoned.finish.type == "abort" and not poisoned.output_ids
+    assert [event.token_ids for event in events if event.request is poisoned] == [()]
+    assert healthy.output_ids == heir.output_ids and len(heir.output_ids) == GREEDY.max_new_tokens
+
+
+def test_stops_that_would_slow_everybody_are_refused() -> None:
+    for update in ({"stop": ("a",) * 65}, {"stop": ("a" * 257,)}, {"stop_token_ids": tuple(range(1025))}):
+        with pytest.raises(RequestError, match="at most"):
+            replace(GREEDY, **update)

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, BloomConfig, LlamaConfig, PretrainedConfig, T5Config
 
 from echo_sched.engine import models
-from echo_sched.engine.kernels import PackedLinear, PaddedLinear
-from echo_sched.engine.probe import probe
+from echo_sched.engine.kernels import PackedLinear, PaddedLinear, UnsplitActivation, exp_unsplit
+from echo_sched.engine.memory import resolve_device
+from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.errors import ConfigError, ModelError
-from tests.loops import tiny_target
+from tests.loops import CPU, probe_tiny, tiny_target
 from tests.tiny_models import FAMILIES, tiny_model
 
 
@@ -18,7 +20,7 @@ from tests.tiny_models import FAMILIES, tiny_model
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_passes_the_probe(family: str, dtype: torch.dtype, numerics: str) -> None:
-    probe(tiny_target(family, dtype=dtype, numerics=numerics))  # type: ignore[arg-type]
+    probe_tiny(family, dtype=dtype, numerics=numerics)
 
 
 def test_the_probe_finds_attention_that_sees_a_rejected_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +30,7 @@ def test_the_probe_finds_attention_that_sees_a_rejected_sibling(monkeypatch: pyt
         lambda parents: torch.ones(len(parents), len(parents)).tril().numpy(),
     )
     with pytest.raises(ModelError, match="packed logits differ"):
-        probe(tiny_target("llama", dtype=torch.bfloat16))
+        probe_tiny("llama", dtype=torch.bfloat16)
 
 
 def test_the_probe_finds_kernels_that_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +38,7 @@ def test_the_probe_finds_kernels_that_depend_on_the_batch(monkeypatch: pytest.Mo
     right = PaddedLinear.forward
     monkeypatch.setattr(PaddedLinear, "forward", lambda self, rows: right(self, rows) * (1 + 1e-15 * rows.shape[-2]))
     with pytest.raises(ModelError, match="exact numerics cannot be promised"):
-        probe(tiny_target("llama", dtype=torch.float64, numerics="exact"))
+        probe_tiny("llama", dtype=torch.float64, numerics="exact")
 
 
 def test_packed_products_do_not_depend_on_the_number_of_rows() -> None:
@@ -58,28 +60,60 @@ def test_packed_products_do_not_depend_on_the_number_of_rows() -> None:
         (AutoConfig.for_model("llava"), "multimodal"),
         (LlamaConfig(layer_types=["chunked_attention"] * 32), "chunked_attention"),
         (LlamaConfig(num_kv_shared_layers=2), "shares KV"),
+        (BloomConfig(), "no usable max_position_embeddings"),
+        (LlamaConfig(vocab_size=0), "no usable vocab_size"),
     ],
 )
 def test_configs_that_cannot_be_served_are_refused_with_the_reason(config: PretrainedConfig, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        models.check_config(config, 128)
+        models.check_config(config)
 
 
 def test_lengths_that_the_model_cannot_serve_are_refused() -> None:
-    with pytest.raises(ConfigError, match="64 positions"):
-        models.check_config(LlamaConfig(max_position_embeddings=64), 128)
+    short = LlamaConfig(max_position_embeddings=64)
+    assert models.choose_max_len(short, None) == models.choose_max_len(short, 64) == 64
+    assert models.choose_max_len(LlamaConfig(max_position_embeddings=8192), None) == models.DEFAULT_MAX_LEN
+    with pytest.raises(ConfigError, match="64 positions of this model"):
+        models.choose_max_len(short, 128)
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
-    with pytest.raises(ConfigError, match="max-model-len 64"):
-        models.check_config(LlamaConfig(max_position_embeddings=256, rope_parameters=rope), 128)
+    scaled = LlamaConfig(max_position_embeddings=256, rope_parameters=rope)
+    assert models.choose_max_len(scaled, None) == 64
+    with pytest.raises(ConfigError, match="the 64 positions that llama's dynamic rotary scaling leaves alone"):
+        models.choose_max_len(scaled, 128)
 
 
-def test_a_model_that_never_calls_the_attention_function_is_refused(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
+def damaged(folder: Path, kind: str) -> str:
+    """A saved tiny Llama with one thing wrong."""
+    tiny_model("llama", torch.float32).save_pretrained(folder)
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if kind == "truncated weights":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif kind == "a weight is missing":
+        tensors = load_file(weights)
+        del tensors["model.layers.1.mlp.down_proj.weight"]
+        save_file(tensors, weights, metadata={"format": "pt"})
+    elif kind == "no weights":
+        weights.unlink()
+    else:
+        config.write_text(config.read_text().replace('"hidden_size": 48', '"hidden_size": "many"'))
+    return str(folder)
 
-    config = BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=32)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError):
-        models.load_weights(str(tmp_path), torch.float32, torch.device("cpu"))
+
+@pytest.mark.parametrize("kind", ["truncated weights", "a weight is missing", "no weights", "nonsense in the config"])
+def test_a_damaged_model_is_one_clear_line(kind: str, tmp_path: Path) -> None:
+    path = damaged(tmp_path, kind)
+    read = (
+        models.read_config if kind == "nonsense in the config" else lambda p: models.load_weights(p, torch.float32, CPU)
+    )
+    with pytest.raises(ModelError) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("foo", "not a torch device"), ("meta", "can use"), ("cuda:77", ":77")])
+def test_a_device_that_torch_cannot_use_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        resolve_device(name)
 
 
 def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
@@ -90,8 +124,37 @@ def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_the_fingerprint_tells_weights_apart_and_not_precisions() -> None:
     prints = {
-        (seed, dtype): models.model_facts("", tiny_model("llama", dtype, seed), dtype).fingerprint
+        (seed, dtype): models.model_facts("", tiny_model("llama", dtype, seed), dtype, 64).fingerprint
         for seed in (0, 1)
         for dtype in (torch.float32, torch.bfloat16)
     }
     assert prints[0, torch.float32] == prints[0, torch.bfloat16] != prints[1, torch.float32]
+    tuned = tiny_model("llama", torch.float32)
+    with torch.no_grad():
+        tuned.model.layers[1].mlp.down_proj.weight.mul_(1.5)
+    assert models.model_facts("", tuned, torch.float32, 64).fingerprint != prints[0, torch.float32]
+
+
+def test_a_window_that_the_config_does_not_tell_is_refused() -> None:
+    """A layer that attends otherwise than its config says would have had another mask from the model."""
+    model = tiny_model("mistral")
+    target = tiny_target("mistral")
+    target.facts = target.facts._replace(windows=(None,) * model.config.num_hidden_layers)
+    with pytest.raises(ModelError, match="asks for window 16, its config for None"):
+        probe(target, plain_logits(model))
+
+
+def test_activations_round_alike_however_many_rows_and_threads() -> None:
+    torch.manual_seed(0)
+    rows, activation = torch.randn(150, 1536), UnsplitActivation(torch.nn.SiLU())
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(5)
+        whole = activation(rows)
+        for cut in (7, 40, 99, 106):
+            assert torch.equal(torch.cat([activation(rows[:cut]), activation(rows[cut:])]), whole)
+            parts = rows.double()
+            assert torch.equal(torch.cat([exp_unsplit(parts[:cut]), exp_unsplit(parts[cut:])]), exp_unsplit(parts))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(whole, torch.nn.functional.silu(rows))

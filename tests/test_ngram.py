@@ -88,7 +88,6 @@ def test_extending_bit_by_bit_equals_indexing_at_once() -> None:
         count = numbers.randrange(6)  # 0: a step that committed nothing for it
         request.output_ids += tokens[request.num_tokens : request.num_tokens + count]
         drafter.extend([request])
-    drafter.extend([request])
     grown, whole = expand(drafter, request), expand(*begun(tokens))
     assert grown.size > 0
     assert all(np.array_equal(a, b) for a, b in zip(grown, whole, strict=True))
@@ -100,12 +99,14 @@ def test_requests_do_not_share_an_index_and_release_forgets() -> None:
     plain = Request("b", (7, 8, 9), SamplingParams())
     for request in (repeating, plain):
         drafter.begin(request)
+        drafter.extend([request])
     trees = [DraftTree(), DraftTree()]
     offers = drafter.expand([plain, repeating], trees, Frontier(np.array([0, 1]), np.array([ROOT, ROOT])), 4)
     assert (offers.request.tolist(), offers.token.tolist()) == ([1], [2])
     drafter.release(repeating)
-    drafter.begin(Request("a", (3, 4, 5), SamplingParams()))
     again = Request("a", (3, 4, 5), SamplingParams())
+    drafter.begin(again)
+    drafter.extend([again])
     assert drafter.expand([again], trees[:1], Frontier(np.array([0]), np.array([ROOT])), 4).size == 0
 
 

@@ -14,7 +14,6 @@ from echo_sched.errors import ConfigError, DataError
 from echo_sched.prompts import Prompt, encode_prompt, load_prompts
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data"
 
 
 def user(content: str) -> dict[str, str]:
@@ -268,10 +267,8 @@ REAL_FILES = {
 
 
 @pytest.mark.parametrize("name", REAL_FILES)
-def test_public_data_sets_are_read_whole(name: str) -> None:
-    if not (DATA / name).is_file():
-        pytest.skip(f"{DATA / name} is not here; it is not part of this repository")
-    loaded = load_prompts(DATA / name)
+def test_public_data_sets_are_read_whole(name: str, shared_data: Path) -> None:
+    loaded = load_prompts(shared_data / name)
     num_chats = sum(prompt.messages is not None for prompt in loaded.prompts)
     assert (len(loaded.prompts), num_chats, loaded.num_bad_rows) == REAL_FILES[name]
     for prompt in loaded.prompts:

@@ -2,10 +2,11 @@
 
 import json
 import re
+import sys
 from datetime import datetime
 from importlib.metadata import version
 
-from echo_sched.provenance import provenance
+from echo_sched.provenance import command_line, provenance
 
 
 def test_a_run_names_its_versions_machine_and_time() -> None:
@@ -20,3 +21,8 @@ def test_a_run_names_its_versions_machine_and_time() -> None:
 def test_secrets_are_left_out() -> None:
     argv = ["load", "--api-key", "hush", "--seed", "1", "--api-key=hush"]
     assert provenance(argv)["argv"] == ["load", "--api-key", "***", "--seed", "1", "--api-key=***"]
+
+
+def test_the_command_line_is_whole_whoever_calls() -> None:
+    assert command_line("echo-sched bench load", ["--seed", "1"]) == ["echo-sched", "bench", "load", "--seed", "1"]
+    assert command_line("echo-sched bench load", None) == sys.argv

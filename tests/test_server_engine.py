@@ -19,9 +19,7 @@ class CallableTokenizer(TinyTokenizer):
 
 
 def load() -> DecodeLoop:
-    target = tiny_target("llama")
-    target._tokenizer = CallableTokenizer()  # type: ignore[assignment]
-    return tiny_loop(target, NGramDrafter())
+    return tiny_loop(tiny_target("llama", tokenizer=CallableTokenizer()), NGramDrafter())
 
 
 def body_of(index: int) -> dict[str, Any]:

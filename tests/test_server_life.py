@@ -302,6 +302,8 @@ def test_metrics_add_up() -> None:
         "inter_token_latency_seconds_count": 4,
         "e2e_request_latency_seconds_count": 2,
         "queue_time_seconds_count": 2,
+        "verify_steps_total": 6,
+        "verify_emitted_tokens_total": 12,
         "spec_decode_num_drafts_total": 6,
         "spec_decode_num_draft_tokens_total": 12,
         "spec_decode_num_accepted_tokens_total": 6,

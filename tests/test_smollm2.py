@@ -4,13 +4,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from echo_sched.config import DEFAULT_MODEL, EngineConfig
 from echo_sched.engine.reference import reference_decode
 from echo_sched.fetch import resolve_model
 from echo_sched.loop import DecodeLoop
 from echo_sched.prompts import encode_prompt, load_prompts
+from echo_sched.tree import Segment, pack
 from echo_sched.types import Request, SamplingParams, StepRecord
 from tests.conftest import REPOSITORY
 
@@ -67,6 +70,38 @@ def test_exact_bfloat16_is_bit_for_bit_plain_decoding_and_every_mechanism_works(
     assert outputs["echo"] == outputs["off"]
     assert outputs["static"] == outputs["off"]
     assert all(counted[name] for name in ("truncated", "deepened", "widened", "transferred", "accepted")), counted
+
+
+def test_exact_rows_do_not_depend_on_what_is_packed_with_them(exact: DecodeLoop) -> None:
+    """Logits and KV of trees and a prompt chunk, behind unequal contexts: bitwise the same together and alone."""
+    target, kv = exact.target, exact.target.kv
+    ids = [(7919 * i) % target.facts.vocab_size for i in range(1000)]
+    segments = []
+    for context, parents in ((300, [-1, 0, 0, 1, 2, 2]), (17, [-1]), (90, [-1, 0, 1, 2, 3]), (0, range(-1, 127))):
+        slot = kv.allocate()
+        for start in range(0, context, 128):
+            chunk = ids[start : min(start + 128, context)]
+            target.forward(pack([Segment(slot, start, chunk, range(-1, len(chunk) - 1), 1)]))
+            kv.commit([(slot, range(len(chunk)))])
+        segments.append(Segment(slot, context, ids[context : context + len(parents)], parents, len(parents)))
+    together = pack(segments)
+    logits = target.forward(together).split(np.diff(together.logit_start).tolist())
+    written = [rows_of(exact, segment) for segment in segments]
+    for segment, expected, stored in zip(segments, logits, written, strict=True):
+        assert torch.equal(target.forward(pack([segment])), expected)
+        assert torch.equal(rows_of(exact, segment), stored)
+        kv.free(segment.slot)
+
+
+def rows_of(loop: DecodeLoop, segment: Segment) -> torch.Tensor:
+    """Keys and values that a segment's rows left behind the committed part, all layers."""
+    kv = loop.target.kv
+    views = [
+        view[..., segment.base_len :, :].clone()
+        for layer in range(kv.shape.num_layers)
+        for view in kv.view(layer, segment.slot, segment.slot + 1, segment.base_len + len(segment.tokens))
+    ]
+    return torch.stack(views)
 
 
 def test_exact_float32_is_bit_for_bit_plain_decoding() -> None:

@@ -1,21 +1,27 @@
 """Tiny random models of every supported family, loud enough that their text varies."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gpt2")
 VOCAB_SIZE = 160  # more than the race's head
+WORDS = [f"w{index}" for index in range(VOCAB_SIZE - 2)]  # the vocabulary of a saved model, but for <unk> and <end>
 SLIDING_WINDOW = 16  # short, so that tests cross it
 MAX_POSITIONS = 512
 WEIGHT_STD = 0.35
@@ -59,6 +65,15 @@ def tiny_model(
             is_scale = "norm" in name or "ln_" in name
             weight.copy_(noise + 1.0 if is_scale and name.endswith("weight") else noise)
     return model.eval()
+
+
+def save_tiny_model(folder: Path) -> None:
+    """A tiny float32 Llama and its word-level tokenizer, as `save_pretrained` leaves them."""
+    vocabulary = {word: index for index, word in enumerate(["<unk>", "<end>", *WORDS])}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<end>").save_pretrained(folder)
+    tiny_model("llama", torch.float32).save_pretrained(folder)
 
 
 def random_prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from echo_sched.cli import Parser
 from echo_sched.config import EngineConfig
 from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags, flag_of
@@ -80,7 +81,7 @@ def state_file(folder: Path) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "echo-sched train-draft", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument

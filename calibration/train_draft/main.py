@@ -4,11 +4,11 @@ Progress goes to stderr; stdout gets one JSON document.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 
 from calibration.train_draft.data import holds_answers
 from calibration.train_draft.flags import claim_folder, parse
+from echo_sched.provenance import command_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = claim_folder(args.out, resume=args.resume)
     from calibration.train_draft.run import train_draft  # loads torch: --help and bad input need not wait for it
 
-    command = sys.argv if argv is None else ["echo-sched", "train-draft", *argv]
+    command = command_line("echo-sched train-draft", argv)
     summary = train_draft(args, out, answered=answered, argv=command)
     print(json.dumps(summary, allow_nan=False), flush=True)
     return 0

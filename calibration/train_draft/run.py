@@ -22,7 +22,6 @@ from calibration.train_draft.start import first_head, head_config
 from calibration.train_draft.store import FeatureStore
 from calibration.train_draft.target import Features, TeachingTarget, load_target
 from calibration.train_draft.trainer import Recipe, Trainer
-from echo_sched.cli import say
 from echo_sched.config import EngineConfig
 from echo_sched.engine.draft.eagle3 import Eagle3Config
 from echo_sched.engine.memory import resolve_device
@@ -30,6 +29,7 @@ from echo_sched.engine.models import load_tokenizer, read_config
 from echo_sched.fetch import resolve_model
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
+from echo_sched.notice import say
 from echo_sched.prompts import ChatTemplate, load_prompts
 
 # Settings that a continued run must share with its beginning, beside the model and the data.
@@ -59,7 +59,7 @@ def train_draft(args: argparse.Namespace, out: Path, *, answered: bool, argv: Se
     device = resolve_device(config.device)
     model, facts = load_target(path, dtype=config.dtype, device=device, max_len=config.max_model_len)
     generations = load_generations(
-        data, tokenizer, vocab_size=facts.vocab_size, max_len=config.max_model_len, chat_template=template
+        data, tokenizer, vocab_size=facts.vocab_size, max_len=facts.max_model_len, chat_template=template
     )
     training, held_out = split(
         draw(generations.conversations, args.max_prompts, args.seed), args.held_out, args.max_held_out

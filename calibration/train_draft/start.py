@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from calibration.train_draft.data import DraftVocabulary
 from calibration.train_draft.target import TeachingTarget
 from echo_sched.engine.draft.eagle3 import Eagle3Config, Eagle3Head, default_aux_layers
-from echo_sched.engine.models import kv_shape, max_positions
+from echo_sched.engine.models import kv_shape
 from echo_sched.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def head_config(args: argparse.Namespace, target: PretrainedConfig) -> Eagle3Con
         vocab_size=int(target.vocab_size),
         draft_vocab_size=min(args.draft_vocab, int(target.vocab_size)),
         rope_theta=float(rope.get("rope_theta", Eagle3Config.rope_theta)),
-        max_positions=max_positions(target),
+        max_positions=int(target.max_position_embeddings),
         rms_norm_eps=float(getattr(target, "rms_norm_eps", Eagle3Config.rms_norm_eps)),
     )
 

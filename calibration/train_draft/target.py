@@ -95,14 +95,17 @@ class TeachingTarget:
             )
 
 
-def load_target(path: str, *, dtype: str, device: torch.device, max_len: int) -> tuple[PreTrainedModel, ModelFacts]:
+def load_target(
+    path: str, *, dtype: str, device: torch.device, max_len: int | None
+) -> tuple[PreTrainedModel, ModelFacts]:
     """The model with its own attention and our matrix kernels. Raises ModelError or ConfigError."""
     config = models.read_config(path)
-    models.check_config(config, max_len)
+    models.check_config(config)
+    longest = models.choose_max_len(config, max_len)
     torch_dtype = models.choose_dtype(dtype, config)
     model = models.load_weights(path, torch_dtype, device)
     model.set_attn_implementation("sdpa")
-    facts = models.model_facts(path, model, torch_dtype)
+    facts = models.model_facts(path, model, torch_dtype, longest)
     install_kernels(model, "fast", allow_packing=packed_bytes(model) < PACKED_SHARE * free_bytes(device))
     return model, facts
 

@@ -23,8 +23,8 @@ from calibration.train_draft.lessons import Lessons, Score, Scoreboard, step_los
 from calibration.train_draft.state import TrainingState, load_state, save_state
 from calibration.train_draft.target import Features, TeachingTarget
 from calibration.train_draft.unroll import unroll
-from echo_sched.cli import say
 from echo_sched.engine.draft.eagle3.head import Eagle3Head
+from echo_sched.notice import say
 
 WARM_UP = 0.03  # share of the budget in which the learning rate rises
 LOWEST_RATE = 0.02  # of the peak: where the cosine ends

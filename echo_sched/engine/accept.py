@@ -28,18 +28,34 @@ class Sampler(Protocol):
     def __call__(self, logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]: ...
 
 
-def accept(logits: Tensor, walks: Sequence[Walk], sample: Sampler, emit: Callable[[int, int], bool]) -> list[list[int]]:
+def accept(
+    logits: Tensor,
+    walks: Sequence[Walk],
+    sample: Sampler,
+    emit: Callable[[int, int], bool],
+    fail: Callable[[int], None],
+) -> list[list[int]]:
     """Walk all trees. logits: [R, vocab].
 
     `emit(walk index, token)` takes every token in order and says whether the request ends with it; nothing is emitted
-    after that. Returns the accepted nodes of each walk, top down.
+    after that. `fail(walk index)` is called where no token can be drawn because the logits are not finite. Returns the
+    accepted nodes of each walk, top down.
     """
     accepted: list[list[int]] = [[] for _ in walks]
     active = [(index, ROOT) for index in range(len(walks))]
     while active:
-        rows = [walks[index].first_row + 1 + node for index, node in active]
+        wanted = [walks[index].first_row + 1 + node for index, node in active]
+        rows = logits[torch.tensor(wanted, device=logits.device)]
+        # A maximum that is finite, with no NaN beside it, is all that drawing needs; -inf rules a token out.
+        drawable = torch.isfinite(rows.amax(-1)).tolist()
+        for (index, _), good in zip(active, drawable, strict=True):
+            if not good:
+                fail(index)
+        active = [pair for pair, good in zip(active, drawable, strict=True) if good]
+        if not all(drawable):
+            rows = rows[torch.tensor(drawable, device=rows.device)]
         tokens = sample(
-            logits[torch.tensor(rows, device=logits.device)],
+            rows,
             [walks[index].params for index, _ in active],
             [walks[index].position + len(accepted[index]) for index, _ in active],
         )

@@ -9,6 +9,7 @@ Inside a group the query heads that share a KV head are folded into the row axis
 Group boundaries, row maps and masks are built once per step and shared by all layers.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from echo_sched.engine.kernels import exp_unsplit
 from echo_sched.engine.kv import KEY_BLOCK, KVCache
 from echo_sched.errors import ModelError
 from echo_sched.tree import BoolArray, SuperTree, ancestor_mask, depths_of
@@ -38,6 +40,7 @@ _HARMLESS = frozenset(
         "cache_position",
         "is_causal",
         "return_dict",
+        "output_router_logits",
     }
 )
 
@@ -104,9 +107,19 @@ class Group:
 class AttentionPlan:
     """Everything attention needs to know about one step, for all layers."""
 
-    def __init__(self, tree: SuperTree, kv: KVCache, *, exact: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        tree: SuperTree,
+        kv: KVCache,
+        *,
+        exact: bool,
+        device: torch.device,
+        windows: Sequence[int | None] | None = None,
+    ) -> None:
+        """`windows` [layers]: the window each layer must ask for, where it is known."""
         self.kv = kv
         self.exact = exact
+        self._windows = windows
         offset = np.arange(tree.num_rows) - tree.start[tree.segment]
         self.slot = torch.from_numpy(tree.slot[tree.segment]).to(device)
         self.index = torch.from_numpy(tree.first_index[tree.segment] + offset).to(device)
@@ -117,6 +130,18 @@ class AttentionPlan:
             place[group.rows] = num_places + group.places
             num_places += group.gather.numel()
         self.scatter = torch.from_numpy(place).to(device)  # [N]: where each packed row is in the groups' outputs
+
+    def check(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
+        """Raises ModelError when a layer does not attend as its config says."""
+        expected = (1, self.kv.shape.num_kv_heads, key.shape[2], self.kv.shape.head_dim)
+        if key.shape != expected or value.shape != expected:
+            raise ModelError(
+                f"layer {layer} has keys {tuple(key.shape)} and values {tuple(value.shape)}, not {expected}"
+            )
+        if self._windows is not None and window != self._windows[layer]:
+            shortest = min(w for w in (window, self._windows[layer]) if w is not None)
+            if shortest < self.kv.max_len:
+                raise ModelError(f"layer {layer} asks for window {window}, its config for {self._windows[layer]}")
 
 
 def group_segments(tree: SuperTree) -> list[list[int]]:
@@ -172,6 +197,7 @@ def packed_attention(
     if echo_plan is None:
         raise ModelError("this model does not pass keyword arguments to its attention, so it cannot be served")
     plan, layer = echo_plan, int(module.layer_idx)  # type: ignore[arg-type]
+    plan.check(layer, key, value, sliding_window)
     plan.kv.append(layer, plan.slot, plan.index, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     outputs = [_attend(plan, group, layer, query[0], scale, sliding_window) for group in plan.groups]
@@ -205,7 +231,7 @@ def _attend_float64(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sca
     column of ones beside V), so masked keys add exact zeros wherever they stand.
     """
     scores = torch.matmul(query.double(), key.double().transpose(2, 3)) * scale + mask
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    weights = exp_unsplit(scores - scores.amax(-1, keepdim=True))
     summed = torch.matmul(weights, pad(value.double(), (0, 1), value=1.0))
     return (summed[..., :-1] / summed[..., -1:]).to(query.dtype)
 

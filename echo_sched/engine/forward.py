@@ -1,22 +1,19 @@
 """The target: one model, its tokenizer and its KV cache, and the one forward pass of a step.
 
-Opening a target checks settings before weights are read, and the weights before anything is served. Knows nothing of
-requests, drafts or policies: it is handed packed rows and returns logits.
+Knows nothing of requests, drafts or policies: it is handed packed rows and returns logits.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from echo_sched.engine import models
-from echo_sched.engine.attention import ATTENTION_NAME, AttentionPlan
+from echo_sched.engine.attention import AttentionPlan
 from echo_sched.engine.kernels import Numerics, install_kernels, packed_bytes
-from echo_sched.engine.kv import GIB, KVCache, fit_slots, slot_len
+from echo_sched.engine.kv import GIB, KVCache
 from echo_sched.engine.memory import free_bytes
 from echo_sched.engine.models import ModelFacts
 from echo_sched.tree import SuperTree
@@ -46,7 +43,7 @@ class Target:
         self.device = next(model.parameters()).device
         self._tokenizer = tokenizer
         extra = packed_bytes(model)
-        fits = extra < PACKED_SHARE * free_bytes(self.device)
+        fits = self.device.type != "cpu" or extra < PACKED_SHARE * free_bytes(self.device)
         self.kernels = install_kernels(model, numerics, allow_packing=fits)
         if not fits:
             logger.warning("no room for %.1f GiB of packed weights: linear layers run on torch's own", extra / GIB)
@@ -69,7 +66,9 @@ class Target:
         of `layers` [N, len(layers) * hidden] (0: embeddings, i: output of layer i - 1); None if no layer is asked for.
         """
         wanted = tree.logit_row if len(tree.logit_row) else tree.start[:1]  # a head without rows is asked of no kernel
-        plan = AttentionPlan(tree, self.kv, exact=self.numerics == "exact", device=self.device)
+        plan = AttentionPlan(
+            tree, self.kv, exact=self.numerics == "exact", device=self.device, windows=self.facts.windows
+        )
         output = self.model(
             input_ids=torch.from_numpy(tree.token)[None].to(self.device),
             position_ids=torch.from_numpy(tree.position)[None].to(self.device),
@@ -81,42 +80,3 @@ class Target:
         logits: Tensor = output.logits[0]
         features = torch.cat([output.hidden_states[layer][0] for layer in layers], dim=-1) if layers else None
         return logits[: len(tree.logit_row)], features
-
-    @contextmanager
-    def plain_attention(self) -> Iterator[PreTrainedModel]:
-        """The model with transformers' own attention, for checks against it."""
-        self.model.set_attn_implementation("sdpa")
-        try:
-            yield self.model
-        finally:
-            self.model.set_attn_implementation(ATTENTION_NAME)
-
-
-def open_target(
-    path: str,
-    *,
-    dtype: str,
-    numerics: Numerics,
-    device: torch.device,
-    num_slots: int,
-    max_model_len: int,
-    tail_len: int,
-    kv_limit_gib: float | None,
-) -> Target:
-    """Load a target for `num_slots` requests of `max_model_len` tokens, with `tail_len` places for draft nodes.
-
-    Raises ModelError when the model cannot be served exactly, ConfigError when the settings do not fit.
-    """
-    config = models.read_config(path)
-    models.check_config(config, max_model_len)
-    torch_dtype = models.choose_dtype(dtype, config)
-    shape, max_len = models.kv_shape(config), slot_len(max_model_len, tail_len)
-    num_bytes = fit_slots(
-        shape, torch_dtype, num_slots=num_slots, max_len=max_len, free=free_bytes(device), limit_gib=kv_limit_gib
-    )
-    logger.info("KV cache: %d slots x %d tokens = %.2f GiB in %s", num_slots, max_len, num_bytes / GIB, torch_dtype)
-    tokenizer = models.load_tokenizer(path)
-    model = models.load_weights(path, torch_dtype, device)
-    facts = models.model_facts(path, model, torch_dtype)
-    kv = KVCache(shape, num_slots=num_slots, max_len=max_len, dtype=torch_dtype, device=device)
-    return Target(model, facts, kv, numerics, tokenizer=tokenizer)

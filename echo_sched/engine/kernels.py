@@ -8,23 +8,31 @@ product has neither: in float32 its rows were bitwise equal for every row count 
     exact   the packed float32 product for every row count (bfloat16 inputs and outputs rounded once each);
             where oneDNN does not serve (float64, other devices): F.linear on rows padded to a fixed multiple
 
-Exactness is not assumed from this: models.py probes it at load. Knows nothing of attention, caches or requests.
+Elementwise functions have the same weakness in disguise: torch splits a large one among its threads, and the end of
+each part runs code that rounds differently, so in exact numerics activations and rotary tables are computed in parts.
+
+Exactness is not assumed from this: probe.py checks it at load. Knows nothing of attention, caches or requests.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
 Numerics = Literal["fast", "exact"]
+_ACTIVATIONS: tuple[Any, ...] = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
 
 # Rows from which the packed product is faster than F.linear (measured on CPUs without bfloat16 units, docs/log.md).
 PACKED_FROM_ROWS = {torch.bfloat16: 3, torch.float32: 2}
 # F.linear's rows were bitwise independent of their number when it was a multiple of 4 (float32) or 2 (float64).
 EXACT_ROW_MULTIPLE = 8
+# torch gives an elementwise function on the CPU to one thread as long as it has no more elements than this.
+UNSPLIT_ELEMENTS = 32768
+UNSPLIT_POSITIONS = 64  # of a rotary table: its rows are at most a few hundred wide
 
 
 class PackedLinear(nn.Module):
@@ -34,7 +42,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.weight = weight
         self.bias = bias
-        native_bfloat16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        native_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         keep = weight.dtype == torch.bfloat16 and native_bfloat16 and numerics == "fast"
         self._dtype = weight.dtype if keep else torch.float32
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), None)
@@ -65,6 +73,39 @@ class PaddedLinear(nn.Module):
         return product[: flat.shape[0]].view(*rows.shape[:-1], -1)
 
 
+class UnsplitActivation(nn.Module):
+    """An activation function, a few rows at a time, so that no thread boundary falls into a row."""
+
+    def __init__(self, function: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, rows: Tensor) -> Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        parts = flat.split(max(1, UNSPLIT_ELEMENTS // flat.shape[1]))
+        return torch.cat([self.function(part) for part in parts]).view(rows.shape)
+
+
+class UnsplitRotary(nn.Module):
+    """A rotary embedding (hidden, position_ids, ...) -> (cos, sin), a few positions at a time."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, hidden: Tensor, position_ids: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, ...]:
+        parts = [self.embedding(hidden, part, *rest, **named) for part in position_ids.split(UNSPLIT_POSITIONS, dim=1)]
+        return tuple(torch.cat(table, dim=1) for table in zip(*parts, strict=True))
+
+
+def exp_unsplit(values: Tensor) -> Tensor:
+    """`exp` that rounds each value the same whatever the number of values and of torch's threads."""
+    if values.device.type != "cpu" or torch.get_num_threads() <= 2:  # two halves of whole blocks end on no odd place
+        return torch.exp(values)
+    flat = values.contiguous().view(-1)
+    return torch.cat([torch.exp(part) for part in flat.split(UNSPLIT_ELEMENTS)]).view(values.shape)
+
+
 def packed_bytes(model: nn.Module) -> int:
     """Extra bytes that the packed float32 copies of a model's linear layers take."""
     return sum(4 * module.weight.numel() for _, _, module in _linear_layers(model))
@@ -92,7 +133,19 @@ def install_kernels(model: nn.Module, numerics: Numerics, *, allow_packing: bool
     for parent, name, module in list(_linear_layers(model)):
         weight = nn.Parameter(module.weight.t().contiguous()) if isinstance(module, Conv1D) else module.weight
         setattr(parent, name, build(weight, module.bias))
+    if numerics == "exact":
+        _unsplit(model)
     return chosen
+
+
+def _unsplit(model: nn.Module) -> None:
+    """Compute activations and rotary tables in small parts."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _ACTIVATIONS):
+                setattr(parent, name, UnsplitActivation(child))
+            elif name == "rotary_emb":
+                setattr(parent, name, UnsplitRotary(child))
 
 
 def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear | Conv1D]]:
@@ -101,5 +154,5 @@ def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear | C
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.Linear | Conv1D)
+        if isinstance(child, nn.Linear | Conv1D) and type(child) in (nn.Linear, Conv1D)  # subclasses do more than that
     ]

@@ -71,6 +71,10 @@ class KVCache:
         self._lengths[slot] = 0
         heapq.heappush(self._free, slot)
 
+    def clear(self, slot: int) -> None:
+        """Overwrite a slot with zeros: masked keys have weight 0, and 0 times infinity would poison its next owner."""
+        self._store[:, :, slot] = 0
+
     def length(self, slot: int) -> int:
         """Committed tokens in the slot."""
         return self._lengths[slot]

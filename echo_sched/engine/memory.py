@@ -3,6 +3,8 @@
 import psutil
 import torch
 
+from echo_sched.errors import ConfigError
+
 
 def free_bytes(device: torch.device) -> int:
     """Free bytes of the accelerator, or available bytes of the host for the CPU."""
@@ -13,8 +15,17 @@ def free_bytes(device: torch.device) -> int:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The named device; "auto" is the accelerator that torch can use, else the CPU."""
-    if name != "auto":
-        return torch.device(name)
+    """The named device; "auto" is the accelerator that torch can use, else the CPU. Raises ConfigError."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator if accelerator is not None else torch.device("cpu")
+    if name == "auto":
+        return accelerator if accelerator is not None else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name}: not a torch device") from error
+    if device.type != "cpu" and (accelerator is None or device.type != accelerator.type):
+        usable = "cpu" if accelerator is None else f"cpu and {accelerator.type}"
+        raise ConfigError(f"--device {name}: torch {torch.__version__} can use {usable} on this machine")
+    if device.index is not None and device.type != "cpu" and device.index >= torch.accelerator.device_count():
+        raise ConfigError(f"--device {name}: there are {torch.accelerator.device_count()} devices")
+    return device

@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-_FINGERPRINT_ROWS = 4
+_NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
+_FINGERPRINT_VALUES = 16  # per weight
+DEFAULT_MAX_LEN = 2048
 
 
 class ModelFacts(NamedTuple):
@@ -31,24 +33,25 @@ class ModelFacts(NamedTuple):
 
     path: str
     vocab_size: int
-    max_positions: int
+    max_model_len: int  # tokens of one request, prompt included
     eos_ids: frozenset[int]
+    windows: tuple[int | None, ...]  # [layers] attention window
     kv_shape: KVShape
     dtype: torch.dtype
     fingerprint: str
 
 
 def read_config(path: str) -> PretrainedConfig:
-    """The checkpoint's config. Raises ModelError with one line if there is none."""
+    """The checkpoint's config. Raises ModelError with one line if there is none, or none that makes sense."""
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # validators of config classes raise whatever they like
         raise ModelError(f"cannot read a model config at {path!r}: {_first_line(error)}") from error
     return config
 
 
-def check_config(config: PretrainedConfig, max_model_len: int) -> None:
-    """The load rule, as far as a config tells. Raises ModelError or ConfigError with the reason."""
+def check_config(config: PretrainedConfig) -> None:
+    """The load rule, as far as a config tells. Raises ModelError with the reason."""
     name = config.model_type
     if config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model; only causal language models are served")
@@ -61,21 +64,32 @@ def check_config(config: PretrainedConfig, max_model_len: int) -> None:
         raise ModelError(f"{name} shares KV between layers")
     if getattr(config, "use_bidirectional_attention", False):
         raise ModelError(f"{name} attends in both directions")
-    longest = max_positions(config)
-    if max_model_len > longest:
-        raise ConfigError(f"--max-model-len {max_model_len} is beyond the {longest} positions of this model")
+    missing = [key for key in _NEEDED if not isinstance(getattr(config, key, None), int) or getattr(config, key) < 1]
+    if missing:
+        raise ModelError(f"{name} cannot be served: its config has no usable {', '.join(missing)}")
+
+
+def choose_max_len(config: PretrainedConfig, asked: int | None) -> int:
+    """The longest request to serve: as asked, else DEFAULT_MAX_LEN or what the model can.
+
+    Some rotary scalings depend on the longest request of a batch, so a neighbour would change everybody's tokens; they
+    do not below the length the model was trained at, and no longer request is served. Raises ConfigError.
+    """
+    longest, reason = int(config.max_position_embeddings), "positions of this model"
+    for rope in _rope_parameters(config):
+        if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            trained = int(rope.get("original_max_position_embeddings") or longest)
+            longest = min(longest, trained)
+            reason = f"positions that {config.model_type}'s {rope['rope_type']} rotary scaling leaves alone"
+    if asked is not None and asked > longest:
+        raise ConfigError(f"--max-model-len {asked} is beyond the {longest} {reason}")
+    return min(DEFAULT_MAX_LEN, longest) if asked is None else asked
+
+
+def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """One set for all layers, or one per layer type."""
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-        trained = rope.get("original_max_position_embeddings", longest)
-        if max_model_len > trained:
-            raise ConfigError(
-                f"{name} scales rotary positions by the longest request of a batch ({rope['rope_type']}); "
-                f"use --max-model-len {trained} or less, where it does not"
-            )
-
-
-def max_positions(config: PretrainedConfig) -> int:
-    return int(config.max_position_embeddings)
+    return [rope] if "rope_type" in rope else [part for part in rope.values() if isinstance(part, dict)]
 
 
 def kv_shape(config: PretrainedConfig) -> KVShape:
@@ -83,6 +97,13 @@ def kv_shape(config: PretrainedConfig) -> KVShape:
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return KVShape(int(config.num_hidden_layers), kv_heads, head_dim)
+
+
+def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
+    """The window of each layer, as the config tells; without layer types all layers are alike."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def choose_dtype(name: str, config: PretrainedConfig) -> torch.dtype:
@@ -96,11 +117,16 @@ def choose_dtype(name: str, config: PretrainedConfig) -> torch.dtype:
 def load_weights(path: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model in evaluation mode, its attention routed through the packed engine. Raises ModelError."""
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=ATTENTION_NAME
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
         )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except Exception as error:  # damaged weight files raise errors of their readers' own
         raise ModelError(f"cannot load the model at {path!r}: {_first_line(error)}") from error
+    model: PreTrainedModel = loaded[0]
+    loading: dict[str, Any] = loaded[1]
+    random = [str(key) for kind in ("missing_keys", "mismatched_keys") for key in sorted(loading[kind])]
+    if random:
+        raise ModelError(f"the model at {path!r} lacks {len(random)} weights, which would be random: {random[0]}, ...")
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelError(f"{model.config.model_type} does not route its attention through transformers' interface")
     if getattr(model, "_is_stateful", False):
@@ -113,12 +139,12 @@ def load_weights(path: str, dtype: torch.dtype, device: torch.device) -> PreTrai
 def load_tokenizer(path: str) -> Tokenizer:
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # the same
         raise ModelError(f"cannot load a tokenizer at {path!r}: {_first_line(error)}") from error
     return tokenizer
 
 
-def model_facts(path: str, model: PreTrainedModel, dtype: torch.dtype) -> ModelFacts:
+def model_facts(path: str, model: PreTrainedModel, dtype: torch.dtype, max_model_len: int) -> ModelFacts:
     config = model.config
     eos = getattr(model.generation_config, "eos_token_id", None)
     eos = config.eos_token_id if eos is None else eos
@@ -128,8 +154,9 @@ def model_facts(path: str, model: PreTrainedModel, dtype: torch.dtype) -> ModelF
     return ModelFacts(
         path=path,
         vocab_size=_weight(model.get_output_embeddings()).shape[0],
-        max_positions=max_positions(config),
+        max_model_len=max_model_len,
         eos_ids=frozenset(ids),
+        windows=_windows(config),
         kv_shape=kv_shape(config),
         dtype=dtype,
         fingerprint=_fingerprint(model),
@@ -137,7 +164,7 @@ def model_facts(path: str, model: PreTrainedModel, dtype: torch.dtype) -> ModelF
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """Identity of the weights, the same in every dtype: shape facts and a few embedding rows rounded to bfloat16."""
+    """Identity of the weights, the same in every dtype: shape facts and a few values of each weight, in bfloat16."""
     config = model.config
     facts: dict[str, Any] = {
         "type": config.model_type,
@@ -145,11 +172,10 @@ def _fingerprint(model: PreTrainedModel) -> str:
         "hidden": config.hidden_size,
         "vocab": config.vocab_size,
     }
-    table = _weight(model.get_input_embeddings())
-    step = max(1, table.shape[0] // _FINGERPRINT_ROWS)
-    rows = table.detach()[::step].to(torch.bfloat16).float().cpu().numpy()
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    digest.update(rows.tobytes())
+    for name, weight in sorted(model.named_parameters()):
+        values = weight.detach().flatten()[:: max(1, weight.numel() // _FINGERPRINT_VALUES)]
+        digest.update(name.encode() + values.to(torch.bfloat16).float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

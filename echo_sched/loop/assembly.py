@@ -5,9 +5,8 @@ It makes what decode.py runs, and decides nothing per step.
 
 from echo_sched.config import EngineConfig
 from echo_sched.engine.draft import check_drafter, make_drafter
-from echo_sched.engine.forward import open_target
 from echo_sched.engine.memory import resolve_device
-from echo_sched.engine.probe import probe
+from echo_sched.engine.opening import open_target
 from echo_sched.errors import ConfigError
 from echo_sched.fetch import resolve_model
 from echo_sched.loop.decode import DecodeLoop
@@ -39,7 +38,6 @@ def assemble(config: EngineConfig, *, record_gates: bool = False) -> DecodeLoop:
     drafter = make_drafter(config.drafter, config.draft_model, target, aux_layers=config.aux_layers)
     loop = DecodeLoop(config, target, drafter, policy, profile, record_gates=record_gates)
     check_profile(profile, loop.model_identity, loop.drafter_identity)
-    probe(target)
     if drafter.aux_layers and config.k_max:
         self_check(loop)
     return loop
@@ -63,6 +61,8 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
         loop.drafter,
         make_policy(policy_settings(config), profile),
         profile,
+        record_gates=loop.record_gates,
+        sampler=loop.sampler,
     )
     check_profile(profile, fresh.model_identity, fresh.drafter_identity)
     return fresh

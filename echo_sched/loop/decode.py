@@ -31,7 +31,7 @@ from echo_sched.scheduler.policy import Policy
 from echo_sched.scheduler.profile import Identity, Profile
 from echo_sched.text import TextStream
 from echo_sched.tree import DraftTree, Segment, pack
-from echo_sched.types import Request, StepRecord, TokenEvent
+from echo_sched.types import FinishReason, Request, StepRecord, TokenEvent
 
 SCORE_CHUNK = 512  # tokens per forward when a whole sequence is scored
 
@@ -51,7 +51,7 @@ class DecodeLoop:
         sampler: Sampler = sample,
     ) -> None:
         assert config.max_batch_size <= target.kv.num_slots
-        assert config.max_model_len + config.k_max <= target.kv.max_len, "no room for draft nodes behind a full request"
+        assert target.facts.max_model_len + config.k_max <= target.kv.max_len, "no room for nodes behind a full request"
         self.config = config
         self.target = target
         self.drafter = drafter
@@ -60,8 +60,8 @@ class DecodeLoop:
         self.last_record: StepRecord | None = None
         # A loop that will never draft asks the target for nothing more than its logits.
         self._aux_layers = drafter.aux_layers if config.policy != "off" and config.k_max else ()
-        self._record_gates = record_gates
-        self._sample = sampler
+        self.record_gates = record_gates
+        self.sampler = sampler
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in arrival order
         self._texts: dict[str, TextStream] = {}
@@ -97,7 +97,7 @@ class DecodeLoop:
 
     @property
     def max_model_len(self) -> int:
-        return self.config.max_model_len
+        return self.target.facts.max_model_len
 
     @property
     def has_work(self) -> bool:
@@ -151,6 +151,8 @@ class DecodeLoop:
         else:
             self._running.remove(request)
             self.drafter.release(request)
+            if request.finish is not None and request.finish.type == "abort":
+                self.target.kv.clear(request.slot)
             self.target.kv.free(request.slot)
             request.slot = None
         del self._texts[request.request_id]
@@ -189,7 +191,7 @@ class DecodeLoop:
         outcome = StepOutcome(self._num_steps, plan, decoding, chunks, accepted[: len(decoding)], emitted, report)
         count(outcome)
         self.policy.observe(report)
-        self.last_record = step_record(outcome, clock.seconds, with_gates=self._record_gates)
+        self.last_record = step_record(outcome, clock.seconds, with_gates=self.record_gates)
         self._num_steps += 1
         return self._events([request for request, _ in walks], emitted)
 
@@ -231,7 +233,11 @@ class DecodeLoop:
             emitted[index].append(token)
             return emit_token(request, token, self._texts[request.request_id], self.target.facts.eos_ids) is not None
 
-        return emitted, accept(logits, [walk for _, walk in walks], self._sample, emit)
+        def fail(index: int) -> None:
+            request = walks[index][0]
+            request.finish = FinishReason("abort", message="the model's logits are not finite")
+
+        return emitted, accept(logits, [walk for _, walk in walks], self.sampler, emit, fail)
 
     def _commit(
         self, decoding: Sequence[Request], accepted: Sequence[Sequence[int]], chunks: Sequence[Chunk]
@@ -261,13 +267,15 @@ class DecodeLoop:
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Logits [vocab] of the token after `token_ids`, plainly computed. The loop must be idle."""
-        assert token_ids and not self.has_work
+        assert 0 < len(token_ids) <= self.target.kv.max_len and not self.has_work
         slot = self.target.kv.allocate()
-        for start in range(0, len(token_ids), SCORE_CHUNK):
-            chunk = token_ids[start : start + SCORE_CHUNK]
-            logits = self.target.forward(pack([Segment(slot, start, chunk, range(-1, len(chunk) - 1), 1)]))
-            self.target.kv.commit([(slot, range(len(chunk)))])
-        self.target.kv.free(slot)
+        try:
+            for start in range(0, len(token_ids), SCORE_CHUNK):
+                chunk = token_ids[start : start + SCORE_CHUNK]
+                logits = self.target.forward(pack([Segment(slot, start, chunk, range(-1, len(chunk) - 1), 1)]))
+                self.target.kv.commit([(slot, range(len(chunk)))])
+        finally:
+            self.target.kv.free(slot)
         return logits[-1]
 
     def measure_cost(self, **shape: Any) -> CostCurve:

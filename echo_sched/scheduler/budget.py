@@ -114,15 +114,13 @@ class Allocation:
     @property
     def report(self) -> AllocationReport:
         """What was done so far."""
-        num_requests = len(self._caps)
-        transferred = 0
-        if self._gate_truncated.any():
-            transferred = int(np.maximum(self._num_nodes - even_shares(self._plan.k_max, num_requests), 0).sum())
+        beyond = self._num_nodes - even_shares(self._plan.k_max, len(self._caps))
+        left_by_truncated = np.maximum(-beyond, 0)[self._gate_truncated > 0].sum()
         return AllocationReport(
             num_offered=self._num_offered,
             num_nodes=self._num_nodes.copy(),
             num_widened=self._num_widened.copy(),
-            num_transferred=transferred,
+            num_transferred=int(min(np.maximum(beyond, 0).sum(), left_by_truncated)),
             gate_truncated=self._gate_truncated.copy(),
             budget_truncated=self._budget_truncated.copy(),
             deepened=dict(self._deepened),

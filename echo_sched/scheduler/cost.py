@@ -1,7 +1,7 @@
 """T(N, L): what a packed forward of N tokens at context L costs on the machine at hand, as a measured table.
 
-Keeps the steps of the measured curve: N is rounded up to the next measured tier and never smoothed over, because the
-engine pads N to a tier. Does not know how to measure, nor whether the machine is still the one that was measured.
+Keeps the steps of the measured curve: N is rounded up to the next measured tier, and no step is smoothed over. Stored
+in profiles; no policy reads it yet. Does not know how to measure, nor whether the machine is still the one measured.
 """
 
 import math

@@ -85,7 +85,7 @@ class AllocationReport:
     num_offered: int  # candidates seen
     num_nodes: IntArray  # granted, widened included
     num_widened: IntArray
-    num_transferred: int  # nodes beyond requests' even shares of K_max, if the gate truncated anybody; else 0
+    num_transferred: int  # nodes beyond requests' even shares of K_max, at most what truncated requests left of theirs
     gate_truncated: IntArray  # depth before which the gate truncated the request; 0: it did not
     budget_truncated: IntArray  # depth before which the request was truncated for lack of budget; 0: it was not
     deepened: dict[int, int]  # depth beyond the target depth -> nodes granted while growing
@@ -97,21 +97,7 @@ class AllocationReport:
         return (self.gate_truncated > 0) | (self.budget_truncated > 0)
 
     @property
-    def truncated_by_gate(self) -> dict[int, int]:
-        """Depth -> requests that the gate truncated before it."""
-        return _by_depth(self.gate_truncated)
-
-    @property
-    def truncated_by_budget(self) -> dict[int, int]:
-        """Depth -> requests truncated before it for lack of budget."""
-        return _by_depth(self.budget_truncated)
-
-    @property
     def truncated_by_depth(self) -> dict[int, int]:
         """Depth -> requests truncated before it, for either reason."""
-        return _by_depth(np.maximum(self.gate_truncated, self.budget_truncated))
-
-
-def _by_depth(depths: IntArray) -> dict[int, int]:
-    """Counts of the depths above 0."""
-    return {depth: int(count) for depth, count in enumerate(np.bincount(depths)) if depth and count}
+        depths = np.maximum(self.gate_truncated, self.budget_truncated)
+        return {depth: int(count) for depth, count in enumerate(np.bincount(depths)) if depth and count}

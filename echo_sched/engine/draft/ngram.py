@@ -97,8 +97,7 @@ class NGramDrafter:
         self._indexes: dict[str, NgramIndex] = {}
 
     def begin(self, request: Request) -> None:
-        index = self._indexes[request.request_id] = NgramIndex(self.max_ngram)
-        index.append(request.prompt_ids)
+        self._indexes[request.request_id] = NgramIndex(self.max_ngram)
 
     def observe(self, committed: Sequence[tuple[Request, int]], features: Tensor) -> None:
         """Features say nothing to it."""
@@ -106,7 +105,7 @@ class NGramDrafter:
     def extend(self, requests: Sequence[Request]) -> None:
         for request in requests:
             index = self._indexes[request.request_id]
-            index.append(request.output_ids[len(index.tokens) - len(request.prompt_ids) :])
+            index.append(request.tokens_from(len(index.tokens)))
 
     def expand(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], frontier: Frontier, max_children: int
