@@ -33,6 +33,11 @@ def main() -> None:
             times = {rows: milliseconds(kernels, rows, dtype) for rows in ROWS}
             print(f"{dtype} {name}: ms by rows", {rows: round(ms, 1) for rows, ms in times.items()})
             print(f"{dtype} {name}: row counts that round differently", differing(kernels[0], dtype))
+    double = torch.randn(SHAPES[0], dtype=torch.float64)  # no packed product to compare with
+    print(
+        "torch.float64 F.linear: row counts that round differently",
+        differing(lambda rows: linear(rows, double), torch.float64),
+    )
 
 
 def milliseconds(kernels: list[Kernel], rows: int, dtype: torch.dtype) -> float:

@@ -58,7 +58,7 @@ def engine_failed(reason: str) -> ApiError:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """The answer that an exception stands for; anything unexpected is a 500 that does not leak its text."""
+    """The answer that an exception stands for; anything unexpected is a 500 that leaks no text, and is logged here."""
     match error:
         case ApiError():
             return error
@@ -67,6 +67,7 @@ def to_api_error(error: Exception) -> ApiError:
         case QueueFullError():
             return unavailable(str(error), code="queue_full", retry_after=RETRY_QUEUE_SECONDS)
         case _:
+            logger.error("a request failed", exc_info=error)
             return ApiError(
                 500, "internal error; the server's log has the details", type="server_error", code="internal"
             )
@@ -122,7 +123,6 @@ class LastResort:
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise
-            logger.exception("a request failed")
             await error_response(error)(scope, receive, send)
 
 

@@ -35,7 +35,7 @@ def _harmless(record: Recording[Arguments]) -> Recording[Arguments]:
     def guarded(self: "Metrics", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
         try:
             record(self, *args, **kwargs)
-        except Exception:
+        except Exception:  # a metric can never fail a request
             logger.warning("a metric could not be recorded", exc_info=True)
 
     return guarded

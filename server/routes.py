@@ -57,7 +57,7 @@ async def _stream(request: Request, bridge: EngineBridge, generation: Generation
     # The status line waits for the first output: whatever fails before it is a plain error, not a broken stream.
     try:
         await unless_disconnected(request.receive, generation.started())
-    except BaseException:
+    except BaseException:  # a cancelled request too must give its slot back
         bridge.release(generation)
         raise
     return EventStream(_events(generation, batch), on_close=lambda: bridge.release(generation))
@@ -68,7 +68,7 @@ async def _events(generation: Generation, batch: bool) -> AsyncIterator[bytes]:
         async for outputs in generation.updates():
             for output in outputs:
                 yield event(replies.generated(output, batch))
-    except Exception as error:
+    except Exception as error:  # the status line is out: what failed can only be said inside the stream
         yield event(to_api_error(error).body)
     yield DONE
 

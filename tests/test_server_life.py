@@ -338,3 +338,16 @@ def test_a_metric_can_never_fail_a_request(caplog: pytest.LogCaptureFixture) -> 
         assert server.client.post("/generate", json=body).json()["text"] == "abcd"
         assert server.client.get("/metrics").status_code == 200
     assert "a metric could not be recorded" in caplog.text
+
+
+def test_what_breaks_inside_a_stream_is_told_there_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> dict[str, Any]:
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr("server.replies.generated", broken)
+    with serving(FakeLoop()) as server:
+        answer = server.client.post("/generate", json={"text": "a", "stream": True})
+    assert "internal error" in answer.text and answer.text.endswith("data: [DONE]\n\n")
+    assert "planted" not in answer.text and "planted" in caplog.text
