@@ -49,7 +49,7 @@ def calibrate(
 ) -> Calibration:
     """Raises DataError when no prompt is usable or the drafter never offers anything; ConfigError, ModelError."""
     config = ungated(args)
-    loop = DecodeLoop.from_config(config, record_gates=True)
+    loop = DecodeLoop.from_config(config, recording=True)
     sample = draw_sample(loop, prompts.prompts, params, max_prompts=args.max_prompts, chat_template=args.chat_template)
     with progress("answering prompts with ungated trees (tokens)") as report:
         trace = collect(loop, sample.requests, concurrency=args.concurrency, report=report)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-PolicyName = Literal["off", "static", "echo"]
+PolicyName = Literal["off", "static", "dynamic", "echo"]
 DrafterName = Literal["ngram", "eagle3"]
 GateName = Literal["sparse", "dense", "none", "random"]
 DtypeName = Literal["auto", "float64", "float32", "bfloat16"]

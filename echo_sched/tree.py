@@ -84,6 +84,16 @@ class DraftTree:
         self.path_logps.append(path_logp)
         return len(self.tokens) - 1
 
+    def keep(self, nodes: Sequence[int]) -> "DraftTree":
+        """The tree of `nodes` alone, ascending and with every parent among them, numbered anew in that order."""
+        number = {node: index for index, node in enumerate(nodes)} | {ROOT: ROOT}
+        return DraftTree(
+            tokens=[self.tokens[node] for node in nodes],
+            parents=[number[self.parents[node]] for node in nodes],
+            depths=[self.depths[node] for node in nodes],
+            path_logps=[self.path_logps[node] for node in nodes],
+        )
+
     def path(self, node: int) -> list[int]:
         """Tokens from the root's child down to `node`; empty for ROOT."""
         tokens = []

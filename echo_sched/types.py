@@ -153,6 +153,16 @@ class GateReading(NamedTuple):
     accepted: bool  # the accepted path reached this depth
 
 
+class NodeReading(NamedTuple):
+    """What the drafter thought of one verified node, and what the target made of it (raw data, as above)."""
+
+    step: int
+    request_id: str
+    depth: int
+    path_logp: float
+    accepted: bool  # the node is on the emitted path
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One step in plain numbers. Candidates offered >= nodes verified >= nodes accepted."""
@@ -162,6 +172,7 @@ class StepRecord:
     num_prompt_tokens: int
     k_max: int
     num_offered: int  # candidates the drafter proposed
+    num_dropped: int  # nodes that trees grew by, and lost again before verification
     num_verified: int  # draft nodes in the super-tree
     num_accepted: int
     num_emitted: int
@@ -171,3 +182,4 @@ class StepRecord:
     num_transferred: int  # nodes granted beyond a request's even share of K_max
     seconds: dict[str, float]  # phase -> seconds: schedule, draft, verify, accept, commit
     gate_readings: tuple[GateReading, ...] = ()  # only when recording
+    node_readings: tuple[NodeReading, ...] = ()  # only when recording: every verified node

@@ -40,7 +40,9 @@ class Outcome:
 
     grown: list[tuple[int, Path]] = field(default_factory=list)  # in grant order
     widened: list[tuple[int, Path]] = field(default_factory=list)
+    reranked: set[tuple[int, Path]] = field(default_factory=set)  # all that is verified, where the plan reranks
     num_nodes: list[int] = field(default_factory=list)
+    num_dropped: list[int] = field(default_factory=list)
     gate_truncated: list[int] = field(default_factory=list)
     budget_truncated: list[int] = field(default_factory=list)
     deepened: dict[int, int] = field(default_factory=dict)
@@ -72,9 +74,16 @@ def drive(plan: Plan, caps: Sequence[int], children: Children, shuffle: random.R
             for request, node in zip(grant.offers.request.tolist(), grant.node.tolist(), strict=True)
             if grant.active[request]
         ]
-    outcome.widened = _plant(allocation.widen(), trees)
+    selection = allocation.finish()
+    leaves = _plant(selection.leaves, trees)
+    if selection.kept is None:
+        outcome.widened = leaves
+    else:
+        trees = [tree.keep(nodes.tolist()) for tree, nodes in zip(trees, selection.kept, strict=True)]
+        outcome.reranked = {(r, tuple(tree.path(node))) for r, tree in enumerate(trees) for node in range(len(tree))}
     report = allocation.report
     outcome.num_nodes = report.num_nodes.tolist()
+    outcome.num_dropped = report.num_dropped.tolist()
     outcome.gate_truncated = report.gate_truncated.tolist()
     outcome.budget_truncated = report.budget_truncated.tolist()
     outcome.deepened = report.deepened
@@ -153,13 +162,15 @@ class SlowAllocation:
     def __init__(self, plan: Plan, caps: Sequence[int], children: Children) -> None:
         self.plan = plan
         self.children = children
-        self.budget = plan.k_max
+        self.budget = 10**6 if plan.rerank else plan.k_max
         self.pool: list[Wish] = []
         self.outcome = Outcome()
+        shares = [plan.k_max] * len(caps) if plan.shares is None else plan.shares
         self.requests = [
-            SlowRequest(index, min(cap, plan.max_depth), plan.k_max if plan.shares is None else plan.shares[index])
-            for index, cap in enumerate(caps)
+            SlowRequest(index, min(cap, plan.max_depth), 10**6 if plan.rerank and share else share)
+            for index, (cap, share) in enumerate(zip(caps, shares, strict=True))
         ]
+        self.shares = shares
 
     def run(self) -> Outcome:
         for request in self.requests:
@@ -172,6 +183,8 @@ class SlowAllocation:
         if self.plan.widen:
             self.widen()
         self.report()
+        if self.plan.rerank:
+            self.rerank()
         return self.outcome
 
     def offers(self, request: SlowRequest, depth: int) -> list[Wish]:
@@ -242,20 +255,39 @@ class SlowAllocation:
             if self.budget and not discarded and not outside and len(request.nodes) < request.share:
                 self.pay(wish, self.outcome.widened)
 
+    def rerank(self) -> None:
+        """Growing was free: one by one, the best candidate that its request and the batch still have room for."""
+        grown = [Wish(r, path, logp) for r in self.requests for path, logp in r.nodes.items()]
+        for wish in sorted([*grown, *self.pool], key=lambda wish: (wish.order[0], len(wish.path), wish.order[1:])):
+            mine = [path for owner, path in self.outcome.reranked if owner == wish.request.index]
+            if len(mine) < self.shares[wish.request.index] and len(self.outcome.reranked) < self.plan.k_max:
+                self.outcome.reranked.add((wish.request.index, wish.path))
+        for index, request in enumerate(self.requests):
+            mine = [path for owner, path in self.outcome.reranked if owner == index]
+            self.outcome.num_nodes[index] = len(mine)
+            self.outcome.num_dropped[index] = len(set(request.nodes) - set(mine))
+        self.outcome.num_transferred = self.transferred()
+
     def pay(self, wish: Wish, log: list[tuple[int, Path]]) -> None:
         self.budget -= 1
         wish.request.nodes[wish.path] = wish.logp
         log.append((wish.request.index, wish.path))
 
     def report(self) -> None:
-        outcome, count = self.outcome, len(self.requests)
+        outcome = self.outcome
         outcome.readings.sort(key=lambda reading: (reading[1], reading[0]))
         outcome.num_nodes = [len(request.nodes) for request in self.requests]
         outcome.gate_truncated = [request.gate_truncated for request in self.requests]
         outcome.budget_truncated = [request.budget_truncated for request in self.requests]
+        outcome.num_dropped = [0 for _ in self.requests]
+        outcome.num_transferred = self.transferred()
+
+    def transferred(self) -> int:
+        """Nodes beyond even shares, as far as truncated requests left theirs."""
+        count = len(self.requests)
         taken = left = 0
-        for request in self.requests:
+        for request, num_nodes in zip(self.requests, self.outcome.num_nodes, strict=True):
             even = self.plan.k_max // count + (1 if request.index < self.plan.k_max % count else 0)
-            taken += max(0, len(request.nodes) - even)
-            left += max(0, even - len(request.nodes)) if request.gate_truncated else 0
-        outcome.num_transferred = min(taken, left)
+            taken += max(0, num_nodes - even)
+            left += max(0, even - num_nodes) if request.gate_truncated else 0
+        return min(taken, left)

@@ -62,7 +62,20 @@ class FakeLoop:
         self.num_steps += 1
         nodes = len(running)
         self.last_record = StepRecord(
-            self.num_steps, nodes, 0, 8, 4 * nodes, 2 * nodes, nodes, 2 * nodes, {1: 1}, {5: 1}, 1, 0, {"draft": 0.001}
+            self.num_steps,
+            nodes,
+            0,
+            8,
+            4 * nodes,
+            0,
+            2 * nodes,
+            nodes,
+            2 * nodes,
+            {1: 1},
+            {5: 1},
+            1,
+            0,
+            {"draft": 0.001},
         )
         return events
 

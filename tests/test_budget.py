@@ -28,6 +28,7 @@ def steps(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
         return st.tuples(*[values] * max_depth)
 
     shares = draw(st.sampled_from(("free", "even", "cut")))
+    rerank = draw(st.booleans())
     plan = Plan(
         k_max=k_max,
         max_depth=max_depth,
@@ -43,8 +44,9 @@ def steps(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
             "even": tuple(even_shares(k_max, len(caps)).tolist()),
             "cut": (k_max // len(caps),) * len(caps),
         }[shares],
-        widen=draw(st.booleans()),
+        widen=not rerank and draw(st.booleans()),
         widen_scope=draw(st.sampled_from(("all", "truncation"))),
+        rerank=rerank,
     )
     return plan, caps, draw(st.integers(0, 10_000))
 
@@ -91,7 +93,7 @@ def test_the_order_of_candidates_changes_nothing(step: tuple[Plan, list[int], in
 @given(steps())
 def test_nothing_that_could_be_paid_for_is_left_when_width_is_free(step: tuple[Plan, list[int], int]) -> None:
     plan, caps, seed = step
-    driven = drive(replace(plan, shares=None, widen=True, widen_scope="all"), caps, scattered(seed))
+    driven = drive(replace(plan, shares=None, widen=True, widen_scope="all", rerank=False), caps, scattered(seed))
     assert sum(driven.outcome.num_nodes) == min(plan.k_max, driven.outcome.num_offered)
 
 
@@ -115,6 +117,22 @@ def test_a_read_depth_truncates_exactly_the_unconfident(step: tuple[Plan, list[i
         assert let_through == (threshold is None or confidence > threshold)
         assert unsure == (not let_through)
         assert (driven.outcome.gate_truncated[request] == depth) == unsure
+
+
+@many
+@given(steps())
+def test_no_tree_within_the_shares_is_better_than_the_reranked_one(step: tuple[Plan, list[int], int]) -> None:
+    """Whoever was seen and not kept is no better than the worst that was kept of the same request."""
+    plan, caps, seed = step
+    plan = replace(plan, rerank=True, widen=False)
+    driven = drive(plan, caps, scattered(seed))
+    free = drive(replace(plan, k_max=10**6, shares=None), caps, scattered(seed))  # keeps all that is seen
+    for tree, whole in zip(driven.trees, free.trees, strict=True):
+        best = sorted(whole.path_logps, reverse=True)
+        if plan.shares is not None:
+            assert sorted(tree.path_logps, reverse=True) == best[: len(tree)]
+    assert driven.report.num_widened.sum() == 0
+    assert (driven.report.num_nodes == [len(tree) for tree in driven.trees]).all()
 
 
 def echo_plan(k_max: int, **changes: object) -> Plan:
@@ -249,13 +267,38 @@ def test_no_budget_no_room_or_no_requests_means_no_trees() -> None:
     for plan, caps in ((echo_plan(0), [8, 8]), (echo_plan(5), [0, 0]), (echo_plan(5), [])):
         allocation = Allocation(plan, np.array(caps, np.int64))
         assert allocation.done
-        assert allocation.widen().offers.size == 0
+        assert allocation.finish().leaves.offers.size == 0
         assert allocation.report.num_nodes.tolist() == [0] * len(caps)
 
 
 def test_requests_whose_share_is_zero_draft_nothing() -> None:
     allocation = Allocation(echo_plan(1, shares=(1, 0)), np.array([8, 8]))
     assert allocation.active.tolist() == [True, False]
+
+
+BEAM = {
+    (): {1: 0.6, 2: 0.3, 3: 0.1},
+    (1,): {4: 0.2, 5: 0.1},
+    (2,): {6: 0.9, 7: 0.05},
+    (2, 6): {8: 0.9},
+    (1, 4): {9: 0.5},
+}
+
+
+def test_rerank_keeps_the_best_of_all_that_was_seen_and_drops_what_it_drafted_in_vain() -> None:
+    """Depth 1 grows 1 and 2, depth 2 grows (2, 6) and (1, 4), depth 3 (2, 6, 8) and (1, 4, 9); S decides what stays."""
+    plan = Plan(5, 3, 3, (2,) * 3, (None,) * 3, shares=(5,), rerank=True)
+    driven = drive(plan, [8], scripted({0: BEAM}))
+    assert [path for _, path in driven.outcome.grown] == [(1,), (2,), (2, 6), (1, 4), (2, 6, 8), (1, 4, 9)]
+    assert driven.outcome.reranked == {(0, (1,)), (0, (2,)), (0, (2, 6)), (0, (2, 6, 8)), (0, (1, 4))}
+    assert driven.report.num_dropped.tolist() == [1]
+
+
+def test_rerank_turns_what_was_only_seen_into_leaves() -> None:
+    plan = Plan(7, 2, 2, (1,) * 2, (None,) * 2, shares=(7,), rerank=True)
+    driven = drive(plan, [8], scripted({0: BEAM}))
+    assert driven.outcome.reranked == {(0, path) for path in ((1,), (2,), (3,), (1, 4), (1, 5))}
+    assert driven.report.num_dropped.tolist() == [0]
 
 
 def test_an_empty_frontier_ends_growth() -> None:

@@ -74,7 +74,7 @@ class ScriptedLoop:
             events.append(TokenEvent(request, (1,), "", request.finish))
         self.running = [request for request in self.running if request.finish is None]
         self.last_record = StepRecord(
-            self.num_steps, 1, 0, 8, 4, 2, 1, 1, {}, {}, 0, 0, {"draft": 0.25}, gate_readings=readings
+            self.num_steps, 1, 0, 8, 4, 0, 2, 1, 1, {}, {}, 0, 0, {"draft": 0.25}, gate_readings=readings
         )
         return events
 
@@ -253,7 +253,7 @@ def test_a_signal_planted_in_the_drafter_is_found_through_the_engine(signal: boo
     truth = {request.request_id: request.output_ids for request in plain}
     drafter = ScriptedDrafter(truth, [0.7], VOCAB_SIZE, signal=signal)
     drafted = requests()
-    recording = DecodeLoop(config, loop.target, drafter, loop.policy, loop.profile, record_gates=True)
+    recording = DecodeLoop(config, loop.target, drafter, loop.policy, loop.profile, recording=True)
     trace = collect(recording, drafted, concurrency=4, report=lambda done, total: None)
 
     assert [request.output_ids for request in drafted] == list(truth.values())

@@ -84,6 +84,7 @@ def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted:
         num_prompt_tokens=0 if num_decoding else 1,
         k_max=num_verified,
         num_offered=num_verified,
+        num_dropped=0,
         num_verified=num_verified,
         num_accepted=num_accepted,
         num_emitted=num_emitted,

@@ -23,6 +23,7 @@ from tests.tiny_models import FAMILIES, VOCAB_SIZE
 POLICIES: dict[str, dict[str, Any]] = {
     "off": {"policy": "off"},
     "static": {"policy": "static"},
+    "dynamic": {"policy": "dynamic"},
     "echo": {"policy": "echo"},
     "echo, no gate": {"policy": "echo", "gate": "none"},
     "echo, dense gate by branch": {"policy": "echo", "gate": "dense", "gate_scope": "branch"},

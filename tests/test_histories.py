@@ -22,6 +22,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"policy": "echo", "gate": "none", "transfer": "off"},
     {"policy": "echo", "gate": "dense", "widen_scope": "truncation"},
     {"policy": "static"},
+    {"policy": "dynamic"},
     {"policy": "off"},
 ]
 

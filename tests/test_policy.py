@@ -73,6 +73,24 @@ def test_static_fills_its_share_level_by_level() -> None:
     assert [tree.depths for tree in driven.trees] == [[1, 1, 1, 2, 2]] * 4
 
 
+def test_dynamic_is_a_beam_and_the_best_of_all_it_saw() -> None:
+    """On equal children the shallow ones are best: 3 nodes grow per depth, and 9 of the 12 + 12 seen are kept."""
+    driven = drive(plan(Load(2, 0), policy="dynamic", k_max=18, branching=3, max_depth=2), [8, 8], bushy(3))
+    assert [driven.report.num_nodes.tolist(), driven.report.num_dropped.tolist()] == [[9, 9], [0, 0]]
+    for tree in driven.trees:
+        assert [tree.depths.count(depth) for depth in range(1, 4)] == [3, 6, 0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 60), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 1000))
+def test_dynamic_never_exceeds_an_even_share_nor_widens(k_max: int, caps: list[int], seed: int) -> None:
+    driven = drive(plan(Load(len(caps), 0), policy="dynamic", k_max=k_max), caps, scattered(seed))
+    assert max(driven.outcome.num_nodes) <= k_max // len(caps)
+    assert driven.outcome.widened == []
+    assert driven.report.num_transferred == 0
+    assert not driven.report.truncated.any()
+
+
 @pytest.mark.parametrize(
     ("k_max", "num_requests", "branching", "width"),
     [(32, 1, 4, 4), (32, 4, 8, 4), (32, 5, 8, 3), (32, 8, 4, 2), (32, 9, 4, 1), (32, 64, 4, 1), (0, 1, 4, 1)],
@@ -116,7 +134,7 @@ def test_settings_reach_the_plan() -> None:
 
 
 def test_nobody_decoding_is_no_special_case() -> None:
-    for policy in ("off", "static", "echo"):
+    for policy in ("off", "static", "dynamic", "echo"):
         for transfer in ("on", "off"):
             assert drive(plan(Load(0, 0), policy=policy, transfer=transfer), [], bushy(2)).outcome.num_nodes == []
 

@@ -17,7 +17,7 @@ from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Profile, check_profi
 MIN_SLOTS = 2  # the probe packs two sequences
 
 
-def assemble(config: EngineConfig, *, record_gates: bool = False) -> DecodeLoop:
+def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     """Load and check everything. What can fail cheaply fails before weights are read.
 
     Raises ConfigError, ModelError or ProfileError.
@@ -36,7 +36,7 @@ def assemble(config: EngineConfig, *, record_gates: bool = False) -> DecodeLoop:
         kv_limit_gib=config.kv_memory,
     )
     drafter = make_drafter(config.drafter, config.draft_model, target, aux_layers=config.aux_layers)
-    loop = DecodeLoop(config, target, drafter, policy, profile, record_gates=record_gates)
+    loop = DecodeLoop(config, target, drafter, policy, profile, recording=recording)
     check_profile(profile, loop.model_identity, loop.drafter_identity)
     if drafter.aux_layers and config.k_max:
         self_check(loop)
@@ -61,7 +61,7 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
         loop.drafter,
         make_policy(policy_settings(config), profile),
         profile,
-        record_gates=loop.record_gates,
+        recording=loop.recording,
         sampler=loop.sampler,
     )
     check_profile(profile, fresh.model_identity, fresh.drafter_identity)

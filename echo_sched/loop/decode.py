@@ -47,7 +47,7 @@ class DecodeLoop:
         policy: Policy,
         profile: Profile,
         *,
-        record_gates: bool = False,
+        recording: bool = False,
         sampler: Sampler = sample,
     ) -> None:
         assert config.max_batch_size <= target.kv.num_slots
@@ -60,7 +60,7 @@ class DecodeLoop:
         self.last_record: StepRecord | None = None
         # A loop that will never draft asks the target for nothing more than its logits.
         self._aux_layers = drafter.aux_layers if config.policy != "off" and config.k_max else ()
-        self.record_gates = record_gates
+        self.recording = recording
         self.sampler = sampler
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in arrival order
@@ -68,11 +68,11 @@ class DecodeLoop:
         self._num_steps = 0
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, record_gates: bool = False) -> "DecodeLoop":
+    def from_config(cls, config: EngineConfig, *, recording: bool = False) -> "DecodeLoop":
         """Load everything a config names. Raises ConfigError, ModelError or ProfileError."""
         from echo_sched.loop.assembly import assemble
 
-        return assemble(config, record_gates=record_gates)
+        return assemble(config, recording=recording)
 
     def with_policy(self, config: EngineConfig) -> "DecodeLoop":
         """A loop with other scheduling settings on the same target, which must be idle. Raises ConfigError."""
@@ -188,10 +188,12 @@ class DecodeLoop:
         if features is not None:
             with clock("draft"):
                 self.drafter.observe(*committed_features(kept, packed, features))
-        outcome = StepOutcome(self._num_steps, plan, decoding, chunks, accepted[: len(decoding)], emitted, report)
+        outcome = StepOutcome(
+            self._num_steps, plan, decoding, trees, chunks, accepted[: len(decoding)], emitted, report
+        )
         count(outcome)
         self.policy.observe(report)
-        self.last_record = step_record(outcome, clock.seconds, with_gates=self.record_gates)
+        self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self._events([request for request, _ in walks], emitted)
 

@@ -1,4 +1,4 @@
-"""Grows the draft trees of a step: the drafter offers, the allocation grants, level by level and then in width."""
+"""Grows the draft trees of a step: the drafter offers, the allocation grants, level by level, and ends them."""
 
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
@@ -38,7 +38,10 @@ def grow_trees(
         with clock("schedule"):
             frontier = _plant(requests, trees, allocation.grant(offers), eos_ids)
     with clock("schedule"):
-        _plant(requests, trees, allocation.widen(), eos_ids)
+        selection = allocation.finish()
+        _plant(requests, trees, selection.leaves, eos_ids)
+        if selection.kept is not None:
+            trees = [tree.keep(nodes.tolist()) for tree, nodes in zip(trees, selection.kept, strict=True)]
         return trees, allocation.report
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from echo_sched.loop.rows import Chunk
 from echo_sched.scheduler.plan import AllocationReport, Plan
-from echo_sched.types import GateReading, Request, StepRecord
+from echo_sched.tree import DraftTree
+from echo_sched.types import GateReading, NodeReading, Request, StepRecord
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class StepOutcome:
     step: int
     plan: Plan
     decoding: Sequence[Request]
+    trees: Sequence[DraftTree]
     chunks: Sequence[Chunk]
     accepted: Sequence[Sequence[int]]  # accepted nodes
     emitted: Sequence[Sequence[int]]  # tokens
@@ -36,7 +38,7 @@ def count(outcome: StepOutcome) -> None:
         stats.accepted_lengths[num_accepted] += 1
 
 
-def step_record(outcome: StepOutcome, seconds: dict[str, float], *, with_gates: bool) -> StepRecord:
+def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: bool) -> StepRecord:
     report = outcome.report
     return StepRecord(
         step=outcome.step,
@@ -44,6 +46,7 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, with_gates: 
         num_prompt_tokens=sum(chunk.size for chunk in outcome.chunks),
         k_max=outcome.plan.k_max,
         num_offered=report.num_offered,
+        num_dropped=int(report.num_dropped.sum()),
         num_verified=int(report.num_nodes.sum()),
         num_accepted=sum(map(len, outcome.accepted)),
         num_emitted=sum(map(len, outcome.emitted)),
@@ -52,7 +55,8 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, with_gates: 
         num_widened=int(report.num_widened.sum()),
         num_transferred=report.num_transferred,
         seconds=seconds,
-        gate_readings=_gate_readings(outcome) if with_gates else (),
+        gate_readings=_gate_readings(outcome) if recording else (),
+        node_readings=_node_readings(outcome) if recording else (),
     )
 
 
@@ -69,4 +73,13 @@ def _gate_readings(outcome: StepOutcome) -> tuple[GateReading, ...]:
             len(outcome.accepted[index]) >= depth,
         )
         for index, depth, confidence in zip(*columns, strict=True)
+    )
+
+
+def _node_readings(outcome: StepOutcome) -> tuple[NodeReading, ...]:
+    return tuple(
+        NodeReading(outcome.step, request.request_id, depth, path_logp, node in accepted)
+        for request, tree, nodes in zip(outcome.decoding, outcome.trees, outcome.accepted, strict=True)
+        for accepted in (set(nodes),)
+        for node, (depth, path_logp) in enumerate(zip(tree.depths, tree.path_logps, strict=True))
     )

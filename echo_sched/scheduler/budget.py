@@ -2,33 +2,28 @@
 
     R = K_max
     grant(depth 1), grant(depth 2), ...     gate -> offers -> charge, best path first, until `done`
-    widen()                                 the pool of what was seen and not granted, best path first, until R == 0
+    finish()                                widen: the pool of what was seen and not granted, best path first, until
+                                            R == 0; or rerank: growing was free, the best K_max of all seen are paid for
 
 One order everywhere: best path logprob first, ties by arrival (request index), then token id, then parent. Node numbers
 follow from it and never from the order in which candidates arrive. Knows no drafter, no model and no policy, only the
 plan. After ECHO (arXiv 2604.09603), as reported; tie rules and bookkeeping are ours.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from echo_sched.scheduler.gate import GateDecision, read_gate
-from echo_sched.scheduler.plan import AllocationReport, GateReadings, Grant, Plan
+from echo_sched.scheduler.plan import AllocationReport, GateReadings, Grant, Plan, Selection
+from echo_sched.scheduler.rerank import NOT_GRANTED, Seen, rank_within, rerank
 from echo_sched.tree import ROOT, BoolArray, IntArray, Offers
 
-
-class Pooled(NamedTuple):
-    """Candidates of one depth that were seen and not granted. Arrays [C]."""
-
-    offers: Offers
-    at_truncation: BoolArray  # the gate truncated the request, or stopped this branch of it, here
+UNLIMITED = np.iinfo(np.int32).max  # nodes: what growing costs when only the best are paid for in the end
 
 
 class Allocation:
     """The budget of one step over B requests.
 
-    Call `grant` for depth 1, 2, ... until `done` (or until the frontier is empty), then `widen` once, then `report`.
+    Call `grant` for depth 1, 2, ... until `done` (or until the frontier is empty), then `finish` once, then `report`.
     """
 
     def __init__(self, plan: Plan, depth_caps: IntArray) -> None:
@@ -39,15 +34,17 @@ class Allocation:
         self._caps = np.minimum(depth_caps, plan.max_depth)
         self._shares = np.full(num_requests, plan.k_max) if plan.shares is None else np.array(plan.shares, np.int64)
         self._depth = 0
-        self._remaining = plan.k_max
-        self._widened = False
+        self._remaining = UNLIMITED if plan.rerank else plan.k_max
+        self._limits = np.full(num_requests, UNLIMITED) if plan.rerank else self._shares  # [B] while growing
+        self._finished = False
         self._num_offered = 0
         self._num_nodes = np.zeros(num_requests, np.int64)
         self._num_widened = np.zeros(num_requests, np.int64)
+        self._num_dropped = np.zeros(num_requests, np.int64)
         self._gate_truncated = np.zeros(num_requests, np.int64)
         self._budget_truncated = np.zeros(num_requests, np.int64)
         self._deepened: dict[int, int] = {}
-        self._pool: list[Pooled] = []
+        self._seen: list[Seen] = []
         self._readings: list[GateReadings] = []
         # Request i's frontier is its nodes [first[i], num_nodes[i]); level_logp holds their S from level_start[i] on.
         self._first = np.full(num_requests, ROOT)
@@ -65,51 +62,71 @@ class Allocation:
 
         A request without candidates ends here; that is no truncation.
         """
-        assert not self.done and not self._widened
+        assert not self.done and not self._finished
         self._depth += 1
         depth, width = self._depth, self._plan.widths[self._depth - 1]
         candidates = _best_first(candidates)
         decision = self._read_gate(candidates)
         offered = np.flatnonzero(~decision.stopped)
         if self._plan.children is not None:
-            siblings = _rank_within(
+            siblings = rank_within(
                 candidates.request[offered] * (self._num_nodes.max() + 2) + candidates.parent[offered]
             )
             offered = offered[siblings < self._plan.children[depth - 1]]
-        limit = np.minimum(width, self._shares - self._num_nodes)
+        limit = np.minimum(width, self._limits - self._num_nodes)
         request = candidates.request[offered]
-        offered = offered[_rank_within(request) < limit[request]]
+        offered = offered[rank_within(request) < limit[request]]
         granted = offered[: self._remaining]
         asked = _mask(len(self._caps), candidates.request[offered])
         served = _mask(len(self._caps), candidates.request[granted])
         self._gate_truncated[decision.truncated] = depth
         self._budget_truncated[asked & ~served] = depth
-        self._set_aside(candidates, granted, decision.stopped)
         if depth > self._plan.target_depth and granted.size:
             self._deepened[depth] = granted.size
         node = self._charge(candidates.take(granted))
-        self.active = served & (self._caps > depth) & (self._num_nodes < self._shares)
+        # The parents of what is not granted are granted nodes, so any of it may become a leaf. A request truncated for
+        # lack of budget is no truncation point to widen at: nothing is left to widen with.
+        numbers = np.full(candidates.size, NOT_GRANTED)
+        numbers[granted] = node
+        self._seen.append(Seen(candidates, numbers, np.full(candidates.size, depth), decision.stopped))
+        self.active = served & (self._caps > depth) & (self._num_nodes < self._limits)
         return Grant(candidates.take(granted), node, self.active)
 
-    def widen(self) -> Grant:
-        """Spend what is left on the pool; a widened node is a leaf. Nothing when the plan does not widen."""
-        assert not self._widened
-        self._widened = True
-        num_requests = len(self._caps)
-        if not self._plan.widen or self._remaining == 0 or not self._pool:
-            return Grant.nothing(num_requests)
-        pool = Offers.concat([part.offers for part in self._pool])
-        allowed = np.ones(pool.size, np.bool_)
+    def finish(self) -> Selection:
+        """End the trees: rerank or widen, as the plan says. What is added is a leaf."""
+        assert not self._finished
+        self._finished = True
+        if self._plan.rerank:
+            return self._rerank()
+        return Selection(self._widen() if self._plan.widen else Grant.nothing(len(self._caps)), None)
+
+    def _widen(self) -> Grant:
+        """Spend what is left on what was seen and not granted."""
+        seen = Seen.concat(self._seen)
+        allowed = seen.node == NOT_GRANTED
         if self._plan.widen_scope == "truncation":
-            allowed &= np.concatenate([part.at_truncation for part in self._pool])
+            allowed &= seen.at_truncation
         if self._plan.shares is not None:  # no transfer: what a truncated request leaves is discarded, for itself too
-            allowed &= self._gate_truncated[pool.request] == 0
-        pool = _best_first(pool.take(allowed))
+            allowed &= self._gate_truncated[seen.offers.request] == 0
+        pool = _best_first(seen.offers.take(allowed))
         left = self._shares - self._num_nodes
-        granted = pool.take(np.flatnonzero(_rank_within(pool.request) < left[pool.request])[: self._remaining])
-        self._num_widened = np.bincount(granted.request, minlength=num_requests)
-        node = self._charge(granted)
-        return Grant(granted, node, np.zeros(num_requests, np.bool_))
+        granted = pool.take(np.flatnonzero(rank_within(pool.request) < left[pool.request])[: self._remaining])
+        self._num_widened = np.bincount(granted.request, minlength=len(self._caps))
+        return self._leaves(granted)
+
+    def _rerank(self) -> Selection:
+        """Pay for the best of all that was seen and drop the rest."""
+        leaves, kept = rerank(Seen.concat(self._seen), self._shares, self._plan.k_max)
+        self._num_dropped = self._num_nodes - np.array([len(nodes) for nodes in kept], np.int64)
+        planted = self._leaves(leaves)
+        num_leaves = np.bincount(leaves.request, minlength=len(self._caps))
+        numbers = zip(kept, self._num_nodes - num_leaves, self._num_nodes, strict=True)
+        self._num_nodes = self._num_nodes - self._num_dropped
+        return Selection(planted, tuple(np.concatenate([nodes, np.arange(low, high)]) for nodes, low, high in numbers))
+
+    def _leaves(self, granted: Offers) -> Grant:
+        """Charge nodes that have no children."""
+        return Grant(granted, self._charge(granted), np.zeros(len(self._caps), np.bool_))
 
     @property
     def report(self) -> AllocationReport:
@@ -120,6 +137,7 @@ class Allocation:
             num_offered=self._num_offered,
             num_nodes=self._num_nodes.copy(),
             num_widened=self._num_widened.copy(),
+            num_dropped=self._num_dropped.copy(),
             num_transferred=int(min(np.maximum(beyond, 0).sum(), left_by_truncated)),
             gate_truncated=self._gate_truncated.copy(),
             budget_truncated=self._budget_truncated.copy(),
@@ -151,18 +169,10 @@ class Allocation:
         self._num_offered += candidates.size
         return decision
 
-    def _set_aside(self, candidates: Offers, granted: IntArray, at_truncation: BoolArray) -> None:
-        """What is not granted joins the pool; the parents are granted nodes, so any of it may become a leaf.
-
-        A request truncated for lack of budget is no truncation point to widen at: nothing is left to widen with.
-        """
-        rest = ~_mask(candidates.size, granted)
-        self._pool.append(Pooled(candidates.take(rest), at_truncation[rest]))
-
     def _charge(self, granted: Offers) -> IntArray:
         """Pay for the nodes and make them the frontier. Returns their numbers [G]."""
         counts = np.bincount(granted.request, minlength=len(self._caps))
-        rank = _rank_within(granted.request)
+        rank = rank_within(granted.request)
         node = self._num_nodes[granted.request] + rank
         self._first = self._num_nodes.copy()
         self._level_start = np.cumsum(counts) - counts
@@ -182,18 +192,6 @@ def even_shares(k_max: int, num_requests: int) -> IntArray:
 def _best_first(offers: Offers) -> Offers:
     assert not np.isnan(offers.path_logp).any()
     return offers.take(np.lexsort((offers.parent, offers.token, offers.request, -offers.path_logp)))
-
-
-def _rank_within(group: IntArray) -> IntArray:
-    """[n] how many earlier entries carry the same number."""
-    order = np.argsort(group, kind="stable")
-    ordered = group[order]
-    place = np.arange(len(group))
-    begins = np.ones(len(group), np.bool_)
-    begins[1:] = ordered[1:] != ordered[:-1]
-    rank = np.empty(len(group), np.int64)
-    rank[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
-    return rank
 
 
 def _mask(length: int, rows: IntArray) -> BoolArray:

@@ -38,6 +38,7 @@ class Plan:
     shares: tuple[int, ...] | None = None  # [B] most nodes per request, no transfer; None: budget moves freely
     widen: bool = False
     widen_scope: WidenScope = "all"
+    rerank: bool = False  # grow within the widths only, then keep and pay for the best of all candidates seen
 
     def __post_init__(self) -> None:
         assert self.k_max >= 0 and self.max_depth >= 0
@@ -45,6 +46,7 @@ class Plan:
         assert self.children is None or len(self.children) == self.max_depth
         assert self.truncation_rates is None or len(self.truncation_rates) == self.max_depth
         assert self.shares is None or sum(self.shares) <= self.k_max
+        assert not (self.rerank and self.widen), "reranking spends the budget on width and depth alike"
 
     def gate_rule(self, depth: int) -> GateRule | None:
         """How the gate reads `depth` (from 1); None when it does not."""
@@ -68,6 +70,13 @@ class Grant(NamedTuple):
         return Grant(Offers.empty(), np.zeros(0, np.int64), np.zeros(num_requests, np.bool_))
 
 
+class Selection(NamedTuple):
+    """How a step's trees end: what is added to them, and what stays of them."""
+
+    leaves: Grant  # planted first
+    kept: tuple[IntArray, ...] | None  # [B] nodes to be verified, ascending, parents among them; None: all
+
+
 class GateReadings(NamedTuple):
     """One row per request and depth with offers, depths ascending, whether the gate reads them or not. Arrays [M]."""
 
@@ -83,8 +92,9 @@ class AllocationReport:
     """What one step's allocation did, in plain numbers. Arrays are [B] where nothing else is said."""
 
     num_offered: int  # candidates seen
-    num_nodes: IntArray  # granted, widened included
+    num_nodes: IntArray  # to be verified, widened included
     num_widened: IntArray
+    num_dropped: IntArray  # grown, and dropped before verification
     num_transferred: int  # nodes beyond requests' even shares of K_max, at most what truncated requests left of theirs
     gate_truncated: IntArray  # depth before which the gate truncated the request; 0: it did not
     budget_truncated: IntArray  # depth before which the request was truncated for lack of budget; 0: it was not
