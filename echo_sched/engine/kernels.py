@@ -4,7 +4,7 @@ On a CPU, torch's plain `F.linear` has two weaknesses: without hardware bfloat16
 proportion to the rows, and a row's rounding may depend on how many rows it is computed with. oneDNN's pre-packed
 product has neither: in float32 its rows were bitwise equal for every row count tried (docs/log.md). So:
 
-    fast    few rows: F.linear as it is; more rows: the packed product
+    fast    the packed product, in bfloat16 where the CPU has units for it; without them few rows run as F.linear
     exact   the packed float32 product for every row count (bfloat16 inputs and outputs rounded once each);
             where oneDNN does not serve (float64, other devices): F.linear on rows padded to a fixed multiple
 
@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 Numerics = Literal["fast", "exact"]
 _ACTIVATIONS: tuple[Any, ...] = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
 
-# Rows from which the packed product is faster than F.linear (measured on CPUs without bfloat16 units, docs/log.md).
+# Rows from which the packed float32 product is faster than F.linear (docs/log.md). Packed bfloat16 always is.
 PACKED_FROM_ROWS = {torch.bfloat16: 3, torch.float32: 2}
 # F.linear's rows were bitwise independent of their number when it was a multiple of 4 (float32) or 2 (float64).
 EXACT_ROW_MULTIPLE = 8
@@ -47,7 +47,7 @@ class PackedLinear(nn.Module):
         self._dtype = weight.dtype if keep else torch.float32
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), None)
         self._packed_bias = None if bias is None else bias.detach().to(self._dtype)
-        self._from_rows = 0 if numerics == "exact" else PACKED_FROM_ROWS[weight.dtype]
+        self._from_rows = 0 if keep or numerics == "exact" else PACKED_FROM_ROWS[weight.dtype]
 
     def forward(self, rows: Tensor) -> Tensor:
         if rows.numel() < self._from_rows * rows.shape[-1]:
