@@ -30,6 +30,7 @@ def in_process(loop: DecodeLoop, texts: Sequence[str]) -> float:
     requests = [Request(f"row-{row}", prompt, params) for row, prompt in enumerate(prompts)]
     trial = run_trial(loop, requests, concurrency=1)
     assert trial.counts.num_steps_without_draft > 0, "steps without a draft are what the two could disagree about"
+    assert trial.acceptance.summary()["length"] == pytest.approx(trial.acceptance_length)
     return trial.acceptance_length
 
 

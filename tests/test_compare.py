@@ -2,15 +2,18 @@
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from benchmarks import compare
+from benchmarks.acceptance import Acceptance
 from benchmarks.arms import ARM_SETTINGS, parse_arms
 from benchmarks.comparison import Plan, Trials, check_exactness, run_trials, summarise
 from benchmarks.exactness import Fork, find_forks
@@ -20,7 +23,7 @@ from echo_sched.config import EngineConfig
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import ConfigError, RequestError
 from echo_sched.loop import DecodeLoop
-from echo_sched.types import FinishReason, Request, SamplingParams, StepRecord, TokenEvent
+from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_PROMPTS, NUM_TOKENS, NODES_PER_TREE = 5, 7, 3
@@ -92,7 +95,8 @@ def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted:
         deepened={4: 2} if num_verified else {},
         num_widened=1 if num_verified else 0,
         num_transferred=2 if num_verified else 0,
-        seconds={"verify": 0.25},
+        seconds={"verify": 0.25, "draft": 0.1 if num_verified else 0.0},
+        gate_readings=tuple(GateReading(0, "any", depth, 0.5, False) for depth in (1, 2)) if num_verified else (),
     )
 
 
@@ -146,10 +150,28 @@ def test_numbers_of_an_arm() -> None:
     assert echo["truncated"] == {"2": 15} and echo["deepened"] == {"4": 30}
     assert echo["num_widened"] == 15 and echo["num_transferred"] == 30
     assert echo["num_prompt_tokens"] == NUM_PROMPTS
-    assert echo["seconds"] == {"verify": pytest.approx(5.0)}
+    assert echo["seconds"] == {"verify": pytest.approx(5.0), "draft": pytest.approx(1.5)}
+    assert (off["num_draft_levels"], echo["num_draft_levels"]) == (0, 2 * 15)
+    assert off["draft_level_cost"] is None
+    assert echo["draft_level_cost"] == pytest.approx((1.5 / 30) / 0.25)
+    assert (off["acceptance"]["length"], echo["acceptance"]["length"]) == (1.0, 2.0)
+    assert echo["acceptance"]["num_verify_steps"] == NUM_PROMPTS * 3
     assert echo["repeatable"] is True
     low, high = echo["output_throughput_spread"]
     assert low <= echo["output_throughput"] <= high
+
+
+def test_counting_is_not_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    pause, steps = 0.01, []
+
+    def slow(self: Acceptance, record: StepRecord, events: Sequence[TokenEvent]) -> None:
+        time.sleep(pause)
+        steps.append(record)
+
+    monkeypatch.setattr(Acceptance, "take", slow)
+    trial = run_trial(FakeEngine(), plan_of().requests("a", NUM_PROMPTS, NUM_TOKENS), concurrency=1)
+    assert len(steps) == trial.counts.num_steps == NUM_PROMPTS * NUM_TOKENS
+    assert trial.duration < len(steps) * pause / 2
 
 
 def test_ratios_are_paired_by_repeat() -> None:
@@ -282,10 +304,13 @@ def flags(model_folder: Path, tmp_path: Path) -> list[str]:
 def test_the_command_writes_what_it_promises(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arms = ["off", "static", "echo", "echo:gate=none:k_max=12"]
-    assert compare.main([*flags, "--arms", ",".join(arms), "--repeats", "2", "--temperature", "0.5"]) == 0
+    arms = ["off", "static", "echo", "echo:gate=none:k_max=12", "dynamic:branching=4"]
+    plot = tmp_path / "reliability.svg"
+    more = ["--repeats", "2", "--temperature", "0.5", "--reliability", str(plot)]
+    assert compare.main([*flags, "--arms", ",".join(arms), *more]) == 0
     document = json.loads((tmp_path / "out.json").read_text())
-    headline = json.loads(capsys.readouterr().out.splitlines()[-1])
+    captured = capsys.readouterr()
+    headline = json.loads(captured.out.splitlines()[-1])
     assert list(document["arms"]) == arms and headline["output"] == str(tmp_path / "out.json")
     assert headline["ratios"]["echo"]["3"] == document["ratios"]["echo"]["3"]["median"]
     assert headline["equal"] is document["exactness"]["equal"] is True
@@ -296,10 +321,32 @@ def test_the_command_writes_what_it_promises(
             assert cell["num_output_tokens"] == 3 * 12
             assert (cell["num_verified_nodes"] > 0) == (arm != "off")
             assert cell["repeatable"] is True
+            check_acceptance(cell, drafts=arm != "off")
+    acceptance_table = captured.err.partition("Drafts")[2]
+    assert "outside" in acceptance_table and all(arm in acceptance_table for arm in arms)
+    words = {element.text for element in ElementTree.parse(plot).iter() if element.text}
+    assert {f"{arm}, concurrency 1" for arm in arms[1:]} <= words and "off, concurrency 1" not in words
+    assert {"depth 1", "all depths", "path probability"} <= words
     assert document["dataset"]["num_too_long"] == 0
     assert document["argv"][:3] == ["echo-sched", "bench", "compare"]
     for key in ("versions", "machine", "git_commit", "timestamp", "args", "engine", "order"):
         assert key in document
+
+
+def check_acceptance(cell: dict[str, Any], *, drafts: bool) -> None:
+    """What the engine recorded node by node adds up to what it counted."""
+    acceptance = cell["acceptance"]
+    assert acceptance["num_verify_steps"] > 0
+    assert acceptance["length"] == pytest.approx(cell["acceptance_length"])
+    # every verify step emits its accepted path and the bonus
+    assert 1 + sum(at["share_reached"] for at in acceptance["by_depth"].values()) == pytest.approx(acceptance["length"])
+    assert bool(acceptance["by_depth"]) == (cell["draft_level_cost"] is not None) == drafts
+    nodes, confidence = (acceptance["reliability"][kind]["all"] for kind in ("nodes", "confidence"))
+    assert nodes["num_nodes"] == sum(nodes["count"]) == cell["num_verified_nodes"]
+    assert confidence["num_nodes"] == sum(at["num_with_node"] for at in acceptance["by_depth"].values())
+    assert sum(at["num_reached"] for at in acceptance["by_depth"].values()) == cell["num_accepted_nodes"]
+    if drafts:
+        assert cell["draft_level_cost"] > 0 and cell["num_draft_levels"] >= cell["num_steps"] / 10
 
 
 @pytest.mark.parametrize(("numerics", "code"), [("exact", 1), ("fast", 0)])
@@ -346,6 +393,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
         ["--arms", "off,quick"],
         ["--output", str(tmp_path / "nothing" / "out.json")],
         ["--output", str(tmp_path)],
+        ["--reliability", str(tmp_path)],
+        ["--reliability", str(tmp_path / "plot.svg"), "--arms", "off"],
         ["--k-max", "-1"],
         ["--max-new-tokens", "128"],
     ):
