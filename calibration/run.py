@@ -17,10 +17,11 @@ from echo_sched.engine.measure import CostCurve
 from echo_sched.errors import DataError
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
+from echo_sched.loop.assembly import resolve_drafter
 from echo_sched.prompts import PromptFile
 from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.fit import DepthFit, Fit, fit
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Checkpoint, DepthStats, Profile
+from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile, built_in_profile
 from echo_sched.types import SamplingParams
 
 SETTINGS = (
@@ -80,13 +81,15 @@ def ungated(args: argparse.Namespace) -> EngineConfig:
     Widened siblings would be accepted now and then and blur what the gate guards, so there are none.
     """
     settings: dict[str, Any] = {"policy": "echo", "gate": "none", "widen": "off", "seed": args.seed}
-    served = engine_config(args, **settings)
+    served = resolve_drafter(engine_config(args, **settings))
     # The level width is K_max / B / D_typ, at most `branching`: K_max must not be what limits it.
-    levels = max(served.max_depth, math.ceil(BUILT_IN_PROFILES[served.drafter].typical_depth))
+    levels = max(served.max_depth, math.ceil(built_in_profile(served.drafter).typical_depth))
     return engine_config(
         args,
         {"max_batch_size": "concurrency"},
         **settings,
+        drafter=served.drafter,
+        draft_model=served.draft_model,
         k_max=args.concurrency * levels * served.branching,
         max_batch_size=max(served.max_batch_size, args.concurrency),
     )

@@ -5,12 +5,13 @@ Unknown keys are errors. Nobody writes into a config later; `resolve()` style ch
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+AUTO_DRAFTER = "auto"  # a drafter to be chosen by what ships for the model (see loop/assembly.py)
+DRAFTERS = ("ngram", "eagle3")
 
 PolicyName = Literal["off", "static", "dynamic", "echo"]
-DrafterName = Literal["ngram", "eagle3"]
 GateName = Literal["sparse", "dense", "none", "random"]
 DtypeName = Literal["auto", "float64", "float32", "bfloat16"]
 NumericsName = Literal["fast", "exact"]
@@ -22,8 +23,16 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str = Field(DEFAULT_MODEL, description="alias, local folder, GGUF file or hub id of the target model")
-    drafter: DrafterName = Field("ngram", description="what proposes draft tokens")
-    draft_model: str | None = Field(None, description="folder with the drafter's weights, for drafters that have any")
+    drafter: str = Field(
+        AUTO_DRAFTER,
+        description="what proposes draft tokens: ngram, eagle3, several joined with + (eagle3+ngram), or auto: the "
+        "EAGLE-3 head that --draft-model names or that ships for the model, else ngram",
+    )
+    draft_model: str | None = Field(
+        None,
+        description="eagle3: folder of its head, or the alias of a model that a head ships for; for several eagle3 as "
+        "many, in order, joined with commas",
+    )
     draft_aux_layers: str | None = Field(
         None,
         pattern=r"^\d+(,\d+)*$",
@@ -69,6 +78,25 @@ class EngineConfig(BaseModel):
         128, ge=1, description="prompt tokens per step while others decode; more when nothing decodes"
     )
     seed: int = Field(0, ge=0, description="seed of everything random outside sampling (random gate)")
+
+    @field_validator("drafter")
+    @classmethod
+    def _names_drafters(cls, value: str) -> str:
+        parts = value.split("+")
+        if value != AUTO_DRAFTER and not set(parts) <= set(DRAFTERS):
+            raise ValueError(
+                f"should be {', '.join((AUTO_DRAFTER, *DRAFTERS))} or several joined with + as in eagle3+ngram"
+            )
+        if parts.count("ngram") > 1:
+            raise ValueError("should name ngram once at most")
+        return value
+
+    @field_validator("draft_model")
+    @classmethod
+    def _names_heads(cls, value: str | None) -> str | None:
+        if value is not None and not all(value.split(",")):
+            raise ValueError("should name a head before and after every comma")
+        return value
 
     @property
     def aux_layers(self) -> tuple[int, ...] | None:

@@ -22,7 +22,7 @@ from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import policy_settings
 from echo_sched.scheduler.policy import make_policy
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES
+from echo_sched.scheduler.profile import built_in_profile
 from echo_sched.types import Request, SamplingParams
 from tests.tiny_models import decode, random_prompt, tiny_model
 
@@ -75,9 +75,9 @@ def probe_tiny(family: str, **settings: Any) -> None:
 
 def tiny_loop(target: Target, drafter: Drafter, /, *, sampler: Sampler = sample, **settings: object) -> DecodeLoop:
     """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget."""
-    defaults: dict[str, object] = {"k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
+    defaults: dict[str, object] = {"drafter": "ngram", "k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
     config = EngineConfig.model_validate(defaults | settings)
-    profile = BUILT_IN_PROFILES[config.drafter]
+    profile = built_in_profile(config.drafter)
     return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile, sampler=sampler)
 
 

@@ -3,16 +3,17 @@
 It makes what decode.py runs, and decides nothing per step.
 """
 
-from echo_sched.config import EngineConfig
+from echo_sched.config import AUTO_DRAFTER, EngineConfig
 from echo_sched.engine.draft import check_drafter, make_drafter
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.opening import open_target
 from echo_sched.errors import ConfigError
 from echo_sched.fetch import resolve_model
+from echo_sched.heads import shipped_head
 from echo_sched.loop.decode import DecodeLoop
 from echo_sched.loop.self_check import self_check
 from echo_sched.scheduler.policy import PolicySettings, make_policy
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Profile, check_profile, load_profile
+from echo_sched.scheduler.profile import Profile, built_in_profile, check_profile, load_profile
 
 MIN_SLOTS = 2  # the probe packs two sequences
 
@@ -22,6 +23,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
 
     Raises ConfigError, ModelError or ProfileError.
     """
+    config = resolve_drafter(config)
     profile = _read_profile(config)
     check_drafter(config.drafter, config.draft_model, config.aux_layers)
     policy = make_policy(policy_settings(config), profile)
@@ -48,6 +50,7 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
 
     Raises ConfigError, ProfileError.
     """
+    config = resolve_drafter(config)
     scheduling = set(PolicySettings.__dataclass_fields__) | {"profile", "max_batch_size", "chunk_tokens"}
     changed = {name for name, value in config if value != getattr(loop.config, name)} - scheduling
     if changed:
@@ -68,10 +71,22 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
     return fresh
 
 
+def resolve_drafter(config: EngineConfig) -> EngineConfig:
+    """The same settings with `auto` replaced by what it stands for: a head that is named or ships, else ngram."""
+    if config.drafter != AUTO_DRAFTER:
+        return config
+    if config.draft_model is not None:
+        return config.model_copy(update={"drafter": "eagle3"})
+    head = shipped_head(config.model)
+    if head is None:
+        return config.model_copy(update={"drafter": "ngram"})
+    return config.model_copy(update={"drafter": "eagle3", "draft_model": head.name})
+
+
 def policy_settings(config: EngineConfig) -> PolicySettings:
     """The part of a config that the scheduler reads."""
     return PolicySettings(**{name: getattr(config, name) for name in PolicySettings.__dataclass_fields__})
 
 
 def _read_profile(config: EngineConfig) -> Profile:
-    return BUILT_IN_PROFILES[config.drafter] if config.profile is None else load_profile(config.profile)
+    return built_in_profile(config.drafter) if config.profile is None else load_profile(config.profile)

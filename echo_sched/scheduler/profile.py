@@ -7,7 +7,7 @@ with another model or drafter. Does not know how its numbers were fitted or what
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -237,3 +237,9 @@ BUILT_IN_PROFILES = {
     "ngram": _starting_values("ngram", NGRAM_TARGET_DEPTH, NGRAM_TYPICAL_DEPTH, NGRAM_THRESHOLDS),
     "eagle3": _starting_values("eagle3", EAGLE3_TARGET_DEPTH, EAGLE3_TYPICAL_DEPTH, EAGLE3_THRESHOLDS),
 }
+
+
+def built_in_profile(drafter: str) -> Profile:
+    """What to start with, by the drafter's name. A merge (`eagle3+ngram`) starts with the values of its first part."""
+    profile = BUILT_IN_PROFILES[drafter.split("+")[0]]
+    return replace(profile, drafter=Identity(drafter, None))
