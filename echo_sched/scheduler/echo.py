@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from echo_sched.scheduler.budget import even_shares
+from echo_sched.scheduler.order import even_shares
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile
 from echo_sched.scheduler.random_gate import TruncationRates
