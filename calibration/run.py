@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from calibration.acceptance import acceptance_curves
 from calibration.collect import Trace, collect, draw_sample
 from calibration.cost import cost_table
 from calibration.progress import progress
@@ -21,7 +22,8 @@ from echo_sched.loop.assembly import resolve_drafter
 from echo_sched.prompts import PromptFile
 from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.fit import DepthFit, Fit, fit
-from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile, built_in_profile
+from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile
+from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import SamplingParams
 
 SETTINGS = (
@@ -117,6 +119,7 @@ def _profile(loop: DecodeLoop, fitted: Fit, trace: Trace, curve: CostCurve | Non
         checkpoints=tuple(_checkpoint(depth) for depth in fitted.checkpoints),
         no_checkpoint_reason=fitted.no_checkpoint_reason,
         depths=tuple(_stats(depth) for depth in fitted.depths),
+        acceptance=acceptance_curves(trace.nodes),
         cost=cost,
         provenance=facts,
     )

@@ -22,7 +22,7 @@ from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import policy_settings
 from echo_sched.scheduler.policy import make_policy
-from echo_sched.scheduler.profile import built_in_profile
+from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams
 from tests.tiny_models import decode, random_prompt, tiny_model
 

@@ -14,7 +14,7 @@ from echo_sched.fetch import PACKAGED_MODELS
 from echo_sched.heads import shipped_head
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import resolve_drafter
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES, built_in_profile
+from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES, built_in_profile
 from tests.tiny_heads import LAYER, ORIGINAL, head_tensors, write_head
 
 SMALL = {"max_model_len": 96, "max_batch_size": 2, "k_max": 8}

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from echo_sched.errors import ConfigError
 from echo_sched.scheduler.policy import Load, Plan, PolicySettings, make_policy
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Checkpoint, DepthStats
+from echo_sched.scheduler.profile import Checkpoint, DepthStats
+from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from tests.allocation_twin import Children, drive, scattered
 
 PROFILE = replace(

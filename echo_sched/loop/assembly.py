@@ -13,7 +13,8 @@ from echo_sched.heads import shipped_head
 from echo_sched.loop.decode import DecodeLoop
 from echo_sched.loop.self_check import self_check
 from echo_sched.scheduler.policy import PolicySettings, make_policy
-from echo_sched.scheduler.profile import Profile, built_in_profile, check_profile, load_profile
+from echo_sched.scheduler.profile import Profile, check_profile, load_profile
+from echo_sched.scheduler.starting_values import built_in_profile
 
 MIN_SLOTS = 2  # the probe packs two sequences
 
