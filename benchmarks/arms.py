@@ -13,6 +13,8 @@ from echo_sched.errors import ConfigError
 REFERENCE = "off"  # plain decoding: what every arm's tokens and speed are compared with
 ARM_SETTINGS = (
     "k_max",
+    "k_max_rule",
+    "price",
     "max_depth",
     "branching",
     "gate",

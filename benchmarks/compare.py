@@ -42,8 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from echo_sched.loop import DecodeLoop  # loads torch: bad flags and files should answer at once
 
-    # Arms share one cache, so it is made for the largest budget among them.
-    widest = base.model_copy(update={"k_max": max(arm.config.k_max for arm in arms)})
+    # Arms share one cache and one table of costs: it is loaded for the largest budget, and as an arm that reckons.
+    drafting = next((arm.config for arm in arms if arm.config.policy != REFERENCE), base)
+    price = "on" if any(arm.config.price == "on" for arm in arms) else "off"
+    widest = drafting.model_copy(update={"k_max": max(arm.config.k_max for arm in arms), "price": price})
     loop = DecodeLoop.from_config(widest, recording=True)
     params = SamplingParams(args.max_new_tokens, args.temperature, seed=args.seed, ignore_eos=args.ignore_eos)
     prompts = _encode(loop, workload.prompts, args)

@@ -55,7 +55,7 @@ class Counts:
     def take(self, record: StepRecord) -> None:
         self.num_steps += 1
         self.num_steps_without_draft += record.num_decoding > 0 and record.num_verified == 0
-        self.num_draft_levels += max((reading.depth for reading in record.gate_readings), default=0)
+        self.num_draft_levels += record.num_levels
         self.num_root_steps += record.num_decoding
         self.num_verified_nodes += record.num_verified
         self.num_accepted_nodes += record.num_accepted

@@ -107,9 +107,8 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
         num_steps += 1
         readings += record.gate_readings
         nodes += record.node_readings
-        num_levels = max((reading.depth for reading in record.gate_readings), default=0)
-        if num_levels:
-            level_seconds.append(record.seconds["draft"] / num_levels)
+        if record.num_levels:
+            level_seconds.append(record.seconds["draft"] / record.num_levels)
         # a request that stopped early counts as done with all it might have emitted
         done = sum(
             len(request.output_ids) if request.finish is None else request.params.max_new_tokens for request in requests

@@ -11,7 +11,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 AUTO_DRAFTER = "auto"  # a drafter to be chosen by what ships for the model (see loop/assembly.py)
 DRAFTERS = ("ngram", "eagle3")
 
-PolicyName = Literal["off", "static", "dynamic", "echo"]
+PolicyName = Literal["off", "static", "dynamic", "echo", "goodput"]
 GateName = Literal["sparse", "dense", "none", "random"]
 DtypeName = Literal["auto", "float64", "float32", "bfloat16"]
 NumericsName = Literal["fast", "exact"]
@@ -44,6 +44,12 @@ class EngineConfig(BaseModel):
         None, description="profile file written by `echo-sched calibrate` (default: the built-in profile)"
     )
     k_max: int = Field(32, ge=0, description="most draft tokens the whole batch may verify in one step")
+    k_max_rule: Literal["fixed", "auto"] = Field(
+        "fixed", description="auto: choose K_max step by step from what drafts were worth and cost, at most --k-max"
+    )
+    price: Literal["on", "off"] = Field(
+        "on", description="off: buy whatever K_max allows, even nodes and levels that cost more than they can bring"
+    )
     max_depth: int = Field(8, ge=1, le=64, description="deepest draft node (D_max)")
     branching: int = Field(4, ge=1, le=64, description="children the drafter proposes per node")
     gate: GateName = Field("sparse", description="echo: depths whose confidence is read (ablation)")

@@ -257,6 +257,9 @@ class SlowAllocation:
             request.frontier = []
         ordered = sorted(offers, key=lambda wish: wish.order)
         affordable = ordered[: self.budget]
+        if self.plan.rerank and self.plan.shares is None:
+            best = sorted((wish.chance for wish in self.seen), reverse=True)[: self.plan.k_max]
+            affordable = [wish for wish in affordable if wish.chance >= best[-1]]
         served = affordable if self.plan.rerank else self.worthwhile(affordable)
         self.pool += ordered[len(served) :]
         for wish in served:

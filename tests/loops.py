@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from echo_sched.engine.reference import ReferenceResult, reference_decode
 from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import policy_settings
+from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.policy import make_policy
 from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams
@@ -29,6 +31,7 @@ from tests.tiny_models import decode, random_prompt, tiny_model
 EOS_ID = 7
 TAIL_LEN = 200  # the largest K_max of a test
 CPU = torch.device("cpu")
+STAIRS = CostTable((1, 4, 8, 16, 64), (0,), ((1.0,), (1.1,), (1.3,), (2.0,), (4.0,)), 0.05, {})  # a made-up machine
 
 
 class TinyTokenizer:
@@ -73,11 +76,22 @@ def probe_tiny(family: str, **settings: Any) -> None:
     probe(target, plain_logits(tiny_model(family, target.facts.dtype).to(target.device)))
 
 
-def tiny_loop(target: Target, drafter: Drafter, /, *, sampler: Sampler = sample, **settings: object) -> DecodeLoop:
-    """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget."""
+def tiny_loop(
+    target: Target,
+    drafter: Drafter,
+    /,
+    *,
+    sampler: Sampler = sample,
+    cost: CostTable | None = None,
+    **settings: object,
+) -> DecodeLoop:
+    """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget.
+
+    Without `cost` nothing has a price.
+    """
     defaults: dict[str, object] = {"drafter": "ngram", "k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
     config = EngineConfig.model_validate(defaults | settings)
-    profile = built_in_profile(config.drafter)
+    profile = replace(built_in_profile(config.drafter), cost=cost)
     return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile, sampler=sampler)
 
 

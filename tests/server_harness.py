@@ -67,6 +67,7 @@ class FakeLoop:
             0,
             8,
             4 * nodes,
+            2,
             0,
             2 * nodes,
             nodes,

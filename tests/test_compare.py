@@ -87,6 +87,7 @@ def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted:
         num_prompt_tokens=0 if num_decoding else 1,
         k_max=num_verified,
         num_offered=num_verified,
+        num_levels=2 if num_verified else 0,
         num_dropped=0,
         num_verified=num_verified,
         num_accepted=num_accepted,
@@ -298,7 +299,19 @@ def flags(model_folder: Path, tmp_path: Path) -> list[str]:
     dataset.write_text("".join(json.dumps({"prompt": f"w{i} w2 w3 " * 4}) + "\n" for i in range(3)))
     files = ["--model", str(model_folder), "--dataset-path", str(dataset), "--output", str(tmp_path / "out.json")]
     sizes = ["--concurrency", "1,3", "--max-new-tokens", "12", "--max-model-len", "128", "--k-max", "8"]
-    return [*files, *sizes, "--numerics", "exact", "--dtype", "float32", "--ignore-eos", "--num-warmups", "1"]
+    return [
+        *files,
+        *sizes,
+        "--numerics",
+        "exact",
+        "--dtype",
+        "float32",
+        "--ignore-eos",
+        "--num-warmups",
+        "1",
+        "--price",
+        "off",
+    ]
 
 
 def test_the_command_writes_what_it_promises(

@@ -17,7 +17,7 @@ from echo_sched.loop import decode as decode_module
 from echo_sched.tree import ROOT
 from echo_sched.types import SamplingParams
 from tests.fakes import ScriptedDrafter
-from tests.loops import mixed_requests, references, run, tiny_loop, tiny_target
+from tests.loops import STAIRS, mixed_requests, references, run, tiny_loop, tiny_target
 from tests.tiny_models import FAMILIES, VOCAB_SIZE
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -25,6 +25,9 @@ POLICIES: dict[str, dict[str, Any]] = {
     "static": {"policy": "static"},
     "dynamic": {"policy": "dynamic"},
     "echo": {"policy": "echo"},
+    "echo at a price": {"policy": "echo", "cost": STAIRS, "k_max_rule": "auto"},
+    "goodput": {"policy": "goodput", "cost": STAIRS, "k_max_rule": "auto"},
+    "goodput without a price": {"policy": "goodput"},
     "echo, no gate": {"policy": "echo", "gate": "none"},
     "echo, dense gate by branch": {"policy": "echo", "gate": "dense", "gate_scope": "branch"},
     "echo, random gate": {"policy": "echo", "gate": "random"},

@@ -11,7 +11,7 @@ from echo_sched.loop import DecodeLoop
 from echo_sched.tree import Segment, pack
 from echo_sched.types import Request
 from tests.fakes import ScriptedDrafter
-from tests.loops import mixed_requests, references, tiny_loop, tiny_target
+from tests.loops import STAIRS, mixed_requests, references, tiny_loop, tiny_target
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_SLOTS = 4  # one more than the loop may use, to recompute KV in
@@ -23,6 +23,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"policy": "echo", "gate": "dense", "widen_scope": "truncation"},
     {"policy": "static"},
     {"policy": "dynamic"},
+    {"policy": "goodput", "cost": STAIRS, "k_max_rule": "auto"},
     {"policy": "off"},
 ]
 

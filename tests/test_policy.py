@@ -163,7 +163,7 @@ def truncation_rates(gate: str, num_steps: int) -> dict[int, float]:
     read, truncated = {1: 0, 3: 0}, {1: 0, 3: 0}
     for step in range(num_steps):
         driven = drive(policy.plan(Load(4, step)), [4] * 4, scattered(step, max_children=2))
-        policy.observe(driven.report)
+        policy.observe(Load(4, step), driven.report)
         for _, depth, _, _, let_through in driven.outcome.readings:
             if depth in read:
                 read[depth] += 1
@@ -182,7 +182,7 @@ def test_random_gate_knows_no_confidence() -> None:
     confidences: dict[bool, list[float]] = {True: [], False: []}
     for step in range(600):
         driven = drive(policy.plan(Load(4, step)), [1] * 4, scattered(step, max_children=2))
-        policy.observe(driven.report)
+        policy.observe(Load(4, step), driven.report)
         for _, _, confidence, _, let_through in driven.outcome.readings:
             confidences[let_through].append(confidence)
     means = [sum(values) / len(values) for values in confidences.values()]

@@ -486,7 +486,12 @@ def test_from_prompts_to_a_head_that_has_learnt(
 
     loop = DecodeLoop.from_config(
         EngineConfig(
-            model=str(model_folder), drafter="eagle3", draft_model=str(out), max_model_len=64, max_batch_size=4
+            model=str(model_folder),
+            drafter="eagle3",
+            draft_model=str(out),
+            price="off",
+            max_model_len=64,
+            max_batch_size=4,
         )
     )
     params = SamplingParams(max_new_tokens=24, temperature=0.0)

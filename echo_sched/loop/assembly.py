@@ -3,15 +3,21 @@
 It makes what decode.py runs, and decides nothing per step.
 """
 
+from dataclasses import replace
+
 from echo_sched.config import AUTO_DRAFTER, EngineConfig
-from echo_sched.engine.draft import check_drafter, make_drafter
+from echo_sched.engine.accept import Sampler
+from echo_sched.engine.draft import Drafter, check_drafter, make_drafter
+from echo_sched.engine.forward import Target
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.opening import open_target
+from echo_sched.engine.sampling import sample
 from echo_sched.errors import ConfigError
 from echo_sched.fetch import resolve_model
 from echo_sched.heads import shipped_head
 from echo_sched.loop.decode import DecodeLoop
-from echo_sched.loop.self_check import self_check
+from echo_sched.loop.pricing import cost_here
+from echo_sched.loop.self_check import first_drafts, self_check
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Profile, check_profile, load_profile
 from echo_sched.scheduler.starting_values import built_in_profile
@@ -27,7 +33,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     config = resolve_drafter(config)
     profile = _read_profile(config)
     check_drafter(config.drafter, config.draft_model, config.aux_layers)
-    policy = make_policy(policy_settings(config), profile)
+    make_policy(policy_settings(config), profile)
     target = open_target(
         resolve_model(config.model),
         dtype=config.dtype,
@@ -39,11 +45,16 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
         kv_limit_gib=config.kv_memory,
     )
     drafter = make_drafter(config.drafter, config.draft_model, target, aux_layers=config.aux_layers)
-    loop = DecodeLoop(config, target, drafter, policy, profile, recording=recording)
-    check_profile(profile, loop.model_identity, loop.drafter_identity)
-    if drafter.aux_layers and config.k_max:
-        self_check(loop)
-    return loop
+    loop = _loop(config, target, drafter, profile, recording=recording)
+    if config.k_max == 0 or config.policy == "off":
+        return loop
+    drafts = first_drafts(loop)
+    if drafter.aux_layers:
+        self_check(loop, drafts.acceptance)
+    if config.price == "off" and config.k_max_rule == "fixed":
+        return loop
+    priced = replace(profile, cost=cost_here(loop, profile.cost, drafts.level_seconds))
+    return _loop(config, target, drafter, priced, recording=recording)
 
 
 def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
@@ -58,18 +69,8 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
         raise ConfigError(f"a loaded target cannot change {', '.join(sorted(changed))}")
     if config.k_max > loop.config.k_max or config.max_batch_size > loop.config.max_batch_size:
         raise ConfigError("a loaded target cannot raise k_max or max_batch_size")
-    profile = _read_profile(config)
-    fresh = DecodeLoop(
-        config,
-        loop.target,
-        loop.drafter,
-        make_policy(policy_settings(config), profile),
-        profile,
-        recording=loop.recording,
-        sampler=loop.sampler,
-    )
-    check_profile(profile, fresh.model_identity, fresh.drafter_identity)
-    return fresh
+    profile = replace(_read_profile(config), cost=loop.profile.cost)  # the machine is still the same
+    return _loop(config, loop.target, loop.drafter, profile, recording=loop.recording, sampler=loop.sampler)
 
 
 def resolve_drafter(config: EngineConfig) -> EngineConfig:
@@ -87,6 +88,21 @@ def resolve_drafter(config: EngineConfig) -> EngineConfig:
 def policy_settings(config: EngineConfig) -> PolicySettings:
     """The part of a config that the scheduler reads."""
     return PolicySettings(**{name: getattr(config, name) for name in PolicySettings.__dataclass_fields__})
+
+
+def _loop(
+    config: EngineConfig,
+    target: Target,
+    drafter: Drafter,
+    profile: Profile,
+    *,
+    recording: bool,
+    sampler: Sampler = sample,
+) -> DecodeLoop:
+    policy = make_policy(policy_settings(config), profile)
+    loop = DecodeLoop(config, target, drafter, policy, profile, recording=recording, sampler=sampler)
+    check_profile(profile, loop.model_identity, loop.drafter_identity)
+    return loop
 
 
 def _read_profile(config: EngineConfig) -> Profile:

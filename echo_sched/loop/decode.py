@@ -15,7 +15,7 @@ from echo_sched.config import EngineConfig
 from echo_sched.engine.accept import Sampler, Walk, accept
 from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
-from echo_sched.engine.measure import CostCurve, measure_cost
+from echo_sched.engine.measure import CostCurve, device_facts, measure_cost
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import RequestError
 from echo_sched.loop.emission import emit_token
@@ -119,6 +119,11 @@ class DecodeLoop:
     def drafter_identity(self) -> Identity:
         return Identity(self.drafter.name, self.drafter.fingerprint)
 
+    @property
+    def machine_facts(self) -> dict[str, Any]:
+        """What measured seconds depend on, as far as torch knows."""
+        return device_facts(self.target.device)
+
     def check_integrity(self) -> None:
         """Assert that the cache holds exactly what the running requests say it does."""
         self.target.kv.check_integrity({r.slot: r.num_computed for r in self._running if r.slot is not None})
@@ -166,7 +171,8 @@ class DecodeLoop:
             self._admit()
             decoding = [request for request in self._running if request.decoding]
             chunks = self._choose_chunks(len(decoding))
-            plan = self.policy.plan(Load(len(decoding), self._num_steps))
+            load = self._load(decoding, chunks)
+            plan = self.policy.plan(load)
         if not self._running:
             return []
         trees, report = grow_trees(
@@ -192,10 +198,14 @@ class DecodeLoop:
             self._num_steps, plan, decoding, trees, chunks, accepted[: len(decoding)], emitted, report
         )
         count(outcome)
-        self.policy.observe(report)
+        self.policy.observe(load, report)
         self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self._events([request for request, _ in walks], emitted)
+
+    def _load(self, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> Load:
+        context = sum(request.num_computed for request in decoding) / max(len(decoding), 1)
+        return Load(len(decoding), self._num_steps, sum(chunk.size for chunk in chunks), context)
 
     def _admit(self) -> None:
         free = min(self.target.kv.num_free, self.config.max_batch_size - len(self._running))

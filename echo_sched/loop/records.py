@@ -46,6 +46,7 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
         num_prompt_tokens=sum(chunk.size for chunk in outcome.chunks),
         k_max=outcome.plan.k_max,
         num_offered=report.num_offered,
+        num_levels=report.num_levels,
         num_dropped=int(report.num_dropped.sum()),
         num_verified=int(report.num_nodes.sum()),
         num_accepted=sum(map(len, outcome.accepted)),

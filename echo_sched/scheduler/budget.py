@@ -77,7 +77,7 @@ class Allocation:
         chance = np.minimum(self._level_chance[row], self._acceptance.chance(self._depth, candidates.path_logp))
         decision = self._read_gate(candidates, row)
         offered = self._offered(candidates, decision)
-        granted = offered[: self._remaining]
+        granted = self._affordable(offered, chance)
         bought = granted[: self._num_bought(chance[granted])]
         self._note_truncated(decision, *(candidates.request[rows] for rows in (offered, granted, bought)))
         # The parents of what is not granted are granted nodes, so any of it may become a leaf. A request truncated for
@@ -144,6 +144,15 @@ class Allocation:
         limit = np.minimum(self._plan.widths[self._depth - 1], self._limits - self._num_nodes)
         request = candidates.request[offered]
         within: IntArray = offered[rank_within(request) < limit[request]]
+        return within
+
+    def _affordable(self, offered: IntArray, chance: FloatArray) -> IntArray:
+        """The offered rows that K_max has room for. chance [C], of all candidates of the depth."""
+        if not (self._plan.rerank and self._plan.shares is None and offered.size):
+            return offered[: self._remaining]
+        # Children are never likelier than their parent: below what K_max leaves out in the end, nothing can be kept.
+        seen = np.sort(np.concatenate([*(part.chance for part in self._seen), chance]))[::-1]
+        within: IntArray = offered[chance[offered] >= seen[: self._plan.k_max][-1]]
         return within
 
     def _num_bought(self, chances: FloatArray) -> int:

@@ -1,11 +1,12 @@
 """Policies that give every request the same: nothing, one fixed tree, or a beam and the best of what it saw.
 
-The share is floor(K_max / B) nodes. Knows loads and settings; no gate and no profile.
+The share is floor(K_max / B) nodes. Knows loads, settings and the economy; no gate and no profile.
 """
 
 from itertools import accumulate
 from operator import mul
 
+from echo_sched.scheduler.economy import Economy
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.settings import PolicySettings
 
@@ -27,7 +28,7 @@ class OffPolicy:
         """K_max 0, whatever the load."""
         return Plan(k_max=0, max_depth=0, target_depth=0, widths=(), thresholds=())
 
-    def observe(self, report: AllocationReport) -> None:
+    def observe(self, load: Load, report: AllocationReport) -> None:
         """Learns nothing."""
 
 
@@ -39,14 +40,15 @@ class StaticPolicy:
 
     name = "static"
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, economy: Economy) -> None:
         self._settings = settings
+        self._economy = economy
         self._children = tuple(min(count, settings.branching) for count in STATIC_EXPANSION[: settings.max_depth])
 
     def plan(self, load: Load) -> Plan:
         """The same tree for everybody; only its cut depends on the load."""
         max_depth = len(self._children)
-        k_max = self._settings.k_max
+        k_max = self._economy.k_max(load)
         return Plan(
             k_max=k_max,
             max_depth=max_depth,
@@ -55,10 +57,11 @@ class StaticPolicy:
             thresholds=(None,) * max_depth,
             children=self._children,
             shares=(k_max // max(load.num_requests, 1),) * load.num_requests,
+            price=self._economy.price(load, k_max),
         )
 
-    def observe(self, report: AllocationReport) -> None:
-        """Learns nothing."""
+    def observe(self, load: Load, report: AllocationReport) -> None:
+        self._economy.observe(load, report)
 
 
 class DynamicPolicy:
@@ -69,23 +72,25 @@ class DynamicPolicy:
 
     name = "dynamic"
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, economy: Economy) -> None:
         self._settings = settings
+        self._economy = economy
 
     def plan(self, load: Load) -> Plan:
         """Growing is free and ends at `max_depth`; only what the rerank keeps is verified."""
-        settings = self._settings
-        share = settings.k_max // max(load.num_requests, 1)
+        settings, k_max = self._settings, self._economy.k_max(load)
+        share = k_max // max(load.num_requests, 1)
         max_depth = min(settings.max_depth, share)
         return Plan(
-            k_max=settings.k_max,
+            k_max=k_max,
             max_depth=max_depth,
             target_depth=max_depth,
             widths=(min(settings.branching, max(share, 1)),) * max_depth,
             thresholds=(None,) * max_depth,
             shares=(share,) * load.num_requests,
             rerank=True,
+            price=self._economy.price(load, k_max),
         )
 
-    def observe(self, report: AllocationReport) -> None:
-        """Learns nothing."""
+    def observe(self, load: Load, report: AllocationReport) -> None:
+        self._economy.observe(load, report)

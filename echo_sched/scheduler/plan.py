@@ -21,6 +21,8 @@ class Load(NamedTuple):
 
     num_requests: int  # B
     step: int
+    num_prompt_tokens: int = 0  # P: prompt chunks that are verified beside the trees
+    context: float = 0.0  # L: committed tokens per decoding request, on average
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Plan:
     shares: tuple[int, ...] | None = None  # [B] most nodes per request, no transfer; None: budget moves freely
     widen: bool = False
     widen_scope: WidenScope = "all"
-    rerank: bool = False  # grow within the widths only, then keep and pay for the best of all candidates seen
+    rerank: bool = (
+        False  # grow without paying (where there are no shares: the best K_max so far), then keep the best seen
+    )
     price: Price | None = None  # None: whatever K_max allows is bought
 
     def __post_init__(self) -> None:

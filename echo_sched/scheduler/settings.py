@@ -15,8 +15,10 @@ class PolicySettings:
     Raises ConfigError, naming the setting, for a number out of range.
     """
 
-    policy: Literal["off", "static", "dynamic", "echo"] = "echo"
+    policy: Literal["off", "static", "dynamic", "echo", "goodput"] = "echo"
     k_max: int = 32
+    k_max_rule: Literal["fixed", "auto"] = "fixed"
+    price: Literal["on", "off"] = "on"
     max_depth: int = 8
     branching: int = 4
     gate: Literal["sparse", "dense", "none", "random"] = "sparse"
