@@ -345,7 +345,7 @@ def make_trainer(model_folder: Path, conversations: list[Conversation]) -> Calla
         target = TeachingTarget(model, facts, LEARNER.aux_layers, torch.from_numpy(vocabulary.target_ids))
         defaults = {
             "epochs": 3, "max_minutes": None, "batch_tokens": 100, "learning_rate": 3e-3, "unroll": 3,
-            "eval_every": None, "checkpoint_every": 4, "seed": 0,
+            "eval_every": None, "checkpoint_every": 4, "seed": 0, "compute_dtype": "float32",
         }  # fmt: skip
         return Trainer(
             Recipe(**(defaults | settings)),
@@ -415,6 +415,19 @@ def test_the_trained_head_reads_features_as_they_are(make_trainer: Callable[...,
         outputs = unroll(head, target.embeddings, features.aux, batch, 3)
         board.add(head, outputs, trainer._lessons(batch, features), batch)
     assert board.score().loss == pytest.approx(trainer.state.scores()[-1]["held_out_loss"], rel=1e-4)
+
+
+def test_products_in_bfloat16_teach_the_same_and_weights_stay_float32(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    trained = {}
+    for dtype in ("float32", "bfloat16"):
+        trained[dtype] = make_trainer(tmp_path / f"{dtype}.pt", compute_dtype=dtype)
+        trained[dtype].run(ignore)
+    low, full = trained["bfloat16"], trained["float32"]
+    assert low.state.scores()[-1]["held_out_loss"] != full.state.scores()[-1]["held_out_loss"]
+    assert low.state.scores()[-1]["held_out_loss"] == pytest.approx(full.state.scores()[-1]["held_out_loss"], rel=0.02)
+    assert {weight.dtype for weight in low.trained_head().parameters()} == {torch.float32}
 
 
 def test_the_plotted_curve_is_the_runs_own() -> None:

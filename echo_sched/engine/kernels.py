@@ -42,8 +42,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.weight = weight
         self.bias = bias
-        native_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        keep = weight.dtype == torch.bfloat16 and native_bfloat16 and numerics == "fast"
+        keep = weight.dtype == torch.bfloat16 and computes_bfloat16(weight.device) and numerics == "fast"
         self._dtype = weight.dtype if keep else torch.float32
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), None)
         self._packed_bias = None if bias is None else bias.detach().to(self._dtype)
@@ -104,6 +103,13 @@ def exp_unsplit(values: Tensor) -> Tensor:
         return torch.exp(values)
     flat = values.contiguous().view(-1)
     return torch.cat([torch.exp(part) for part in flat.split(UNSPLIT_ELEMENTS)]).view(values.shape)
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 products are faster than float32 ones there: a CPU may lack units for them."""
+    if device.type != "cpu":
+        return True
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def packed_bytes(model: nn.Module) -> int:
