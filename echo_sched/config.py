@@ -41,7 +41,9 @@ class EngineConfig(BaseModel):
     )
     policy: PolicyName = Field("echo", description="scheduling rule that shares K_max among requests")
     profile: str | None = Field(
-        None, description="profile file written by `echo-sched calibrate` (default: the built-in profile)"
+        None,
+        description="profile file written by `echo-sched calibrate` (default: the one that ships with the head, else "
+        "built-in values)",
     )
     k_max: int = Field(32, ge=0, description="most draft tokens the whole batch may verify in one step")
     k_max_rule: Literal["fixed", "auto"] = Field(

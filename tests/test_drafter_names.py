@@ -1,5 +1,6 @@
 """From `--drafter` and `--draft-model` to a drafter: heads that ship, `auto`, joined names, and a line per mistake."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from echo_sched.fetch import PACKAGED_MODELS
 from echo_sched.heads import shipped_head
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import resolve_drafter
-from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES, built_in_profile
+from echo_sched.scheduler.profile import Identity
+from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES, EAGLE3_TARGET_DEPTH, built_in_profile
 from tests.tiny_heads import LAYER, ORIGINAL, head_tensors, write_head
 
 SMALL = {"max_model_len": 96, "max_batch_size": 2, "k_max": 8}
@@ -92,6 +94,24 @@ def test_a_model_that_no_head_ships_for_is_served_with_ngram(shipped: Path, mode
 def test_a_calibration_sees_the_real_drafter(shipped: Path, tmp_path: Path) -> None:
     config = ungated(parse(["data", "--out", str(tmp_path / "profile.json")]))
     assert (config.drafter, config.draft_model) == ("eagle3", DEFAULT_MODEL)
+
+
+def test_the_profile_that_ships_with_a_head_is_used_where_it_fits(shipped: Path) -> None:
+    first = DecodeLoop.from_config(AUTO)
+    assert (first.profile.target_depth, first.info()["profile"]) == (EAGLE3_TARGET_DEPTH, "built in")
+    fitting = replace(
+        BUILT_IN_PROFILES["eagle3"],
+        target_depth=EAGLE3_TARGET_DEPTH + 1,
+        model=first.model_identity,
+        drafter=first.drafter_identity,
+        provenance={},
+    )
+    fitting.save(shipped / "profile.json")
+    loop = DecodeLoop.from_config(AUTO)
+    assert (loop.profile.target_depth, loop.info()["profile"]) == (EAGLE3_TARGET_DEPTH + 1, "shipped with the head")
+    assert loop.with_policy(AUTO).profile == loop.profile
+    replace(fitting, model=Identity("another fine-tune", "123")).save(shipped / "profile.json")
+    assert DecodeLoop.from_config(AUTO).profile.target_depth == EAGLE3_TARGET_DEPTH
 
 
 def test_a_shipped_head_that_does_not_fit_says_how_to_do_without(shipped: Path) -> None:

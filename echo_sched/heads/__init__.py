@@ -13,3 +13,10 @@ def shipped_head(alias: str) -> Path | None:
     # looked up among what is there: an alias comes from the command line and may be any path
     folders = {folder.name: folder for folder in FOLDER.iterdir() if (folder / "config.json").is_file()}
     return folders.get(alias.lower())
+
+
+def shipped_profile(alias: str) -> Path | None:
+    """The profile that was calibrated with that head; None where none ships."""
+    folder = shipped_head(alias)
+    profile = None if folder is None else folder / "profile.json"
+    return profile if profile is not None and profile.is_file() else None

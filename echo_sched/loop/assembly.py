@@ -12,14 +12,14 @@ from echo_sched.engine.forward import Target
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.opening import open_target
 from echo_sched.engine.sampling import sample
-from echo_sched.errors import ConfigError
+from echo_sched.errors import ConfigError, ProfileError
 from echo_sched.fetch import resolve_model
-from echo_sched.heads import shipped_head
+from echo_sched.heads import shipped_head, shipped_profile
 from echo_sched.loop.decode import DecodeLoop
 from echo_sched.loop.pricing import cost_here
 from echo_sched.loop.self_check import first_drafts, self_check
 from echo_sched.scheduler.policy import PolicySettings, make_policy
-from echo_sched.scheduler.profile import Profile, check_profile, load_profile
+from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
 from echo_sched.scheduler.starting_values import built_in_profile
 
 MIN_SLOTS = 2  # the probe packs two sequences
@@ -45,6 +45,8 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
         kv_limit_gib=config.kv_memory,
     )
     drafter = make_drafter(config.drafter, config.draft_model, target, aux_layers=config.aux_layers)
+    if config.profile is None and not _fits(profile, config, target, drafter):
+        profile = built_in_profile(config.drafter)
     loop = _loop(config, target, drafter, profile, recording=recording)
     if config.k_max == 0 or config.policy == "off":
         return loop
@@ -69,7 +71,9 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
         raise ConfigError(f"a loaded target cannot change {', '.join(sorted(changed))}")
     if config.k_max > loop.config.k_max or config.max_batch_size > loop.config.max_batch_size:
         raise ConfigError("a loaded target cannot raise k_max or max_batch_size")
-    profile = replace(_read_profile(config), cost=loop.profile.cost)  # the machine is still the same
+    profile = loop.profile
+    if config.profile != loop.config.profile:
+        profile = replace(_read_profile(config), cost=profile.cost)  # the machine is still the same
     return _loop(config, loop.target, loop.drafter, profile, recording=loop.recording, sampler=loop.sampler)
 
 
@@ -106,4 +110,18 @@ def _loop(
 
 
 def _read_profile(config: EngineConfig) -> Profile:
-    return built_in_profile(config.drafter) if config.profile is None else load_profile(config.profile)
+    """The profile that is named, else the one that ships with the head, else the drafter's starting values."""
+    if config.profile is not None:
+        return load_profile(config.profile)
+    shipped = None if config.draft_model is None else shipped_profile(config.draft_model)
+    return built_in_profile(config.drafter) if shipped is None else load_profile(shipped)
+
+
+def _fits(profile: Profile, config: EngineConfig, target: Target, drafter: Drafter) -> bool:
+    try:
+        check_profile(
+            profile, Identity(config.model, target.facts.fingerprint), Identity(drafter.name, drafter.fingerprint)
+        )
+    except ProfileError:
+        return False
+    return True
