@@ -2,10 +2,10 @@
 
 On a CPU, torch's plain `F.linear` has two weaknesses: without hardware bfloat16 its bfloat16 product takes time in
 proportion to the rows, and a row's rounding may depend on how many rows it is computed with. oneDNN's pre-packed
-product has neither: in float32 its rows were bitwise equal for every row count tried (docs/log.md). So:
+product has neither: in float32 its rows were bitwise equal for every row count from two on (docs/log.md). So:
 
     fast    the packed product, in bfloat16 where the CPU has units for it; without them few rows run as F.linear
-    exact   the packed float32 product for every row count (bfloat16 inputs and outputs rounded once each);
+    exact   the packed float32 product for every row count, a lone row twice (bfloat16 in and out rounded once each);
             where oneDNN does not serve (float64, other devices): F.linear on rows padded to a fixed multiple
 
 Elementwise functions have the same weakness in disguise: torch splits a large one among its threads, and the end of
@@ -47,10 +47,17 @@ class PackedLinear(nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), None)
         self._packed_bias = None if bias is None else bias.detach().to(self._dtype)
         self._from_rows = 0 if keep or numerics == "exact" else PACKED_FROM_ROWS[weight.dtype]
+        self._exact = numerics == "exact"
 
     def forward(self, rows: Tensor) -> Tensor:
-        if rows.numel() < self._from_rows * rows.shape[-1]:
+        num_rows = rows.numel() // rows.shape[-1]
+        if num_rows < self._from_rows:
             return linear(rows, self.weight, self.bias)
+        if self._exact and num_rows == 1:  # a lone row has a kernel of its own, which may add up in another order
+            return self._product(rows.reshape(1, -1).expand(2, -1))[:1].view(*rows.shape[:-1], -1)
+        return self._product(rows)
+
+    def _product(self, rows: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows.to(self._dtype), self._packed, self._packed_bias, "none", [], ""
         )
