@@ -25,7 +25,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     """
     config = resolve_drafter(config)
     profile = _read_profile(config)
-    check_drafter(config.drafter, config.draft_model, config.aux_layers)
+    parts = check_drafter(config.drafter, config.draft_model, config.aux_layers, resolve_model)
     policy = make_policy(policy_settings(config), profile)
     target = open_target(
         resolve_model(config.model),
@@ -37,7 +37,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
         tail_len=config.k_max,
         kv_limit_gib=config.kv_memory,
     )
-    drafter = make_drafter(config.drafter, config.draft_model, target, aux_layers=config.aux_layers)
+    drafter = make_drafter(parts, target, aux_layers=config.aux_layers)
     loop = DecodeLoop(config, target, drafter, policy, profile, recording=recording)
     check_profile(profile, loop.model_identity, loop.drafter_identity)
     if drafter.aux_layers and config.k_max:
