@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 AUTO_DRAFTER = "auto"  # a drafter to be chosen by what ships for the model (see loop/assembly.py)
-DRAFTERS = ("ngram", "eagle3")
+DRAFTERS = ("ngram", "eagle3", "lm")
 
 PolicyName = Literal["off", "static", "dynamic", "echo", "goodput"]
 GateName = Literal["sparse", "dense", "none", "random"]
@@ -25,13 +25,14 @@ class EngineConfig(BaseModel):
     model: str = Field(DEFAULT_MODEL, description="alias, local folder, GGUF file or hub id of the target model")
     drafter: str = Field(
         AUTO_DRAFTER,
-        description="what proposes draft tokens: ngram, eagle3, several joined with + (eagle3+ngram), or auto: the "
-        "EAGLE-3 head that --draft-model names or that ships for the model, else ngram",
+        description="what proposes draft tokens: ngram, eagle3, lm (a smaller model with the same tokenizer), several "
+        "joined with + (eagle3+ngram), or auto: the EAGLE-3 head that --draft-model names or that ships for the model, "
+        "else ngram",
     )
     draft_model: str | None = Field(
         None,
-        description="eagle3: folder of its head, or the alias of a model that a head ships for; for several eagle3 as "
-        "many, in order, joined with commas",
+        description="eagle3: folder of its head, or the alias of a model that a head ships for; lm: alias, local "
+        "folder, GGUF file or hub id of its model; for several of them as many, in order, joined with commas",
     )
     draft_aux_layers: str | None = Field(
         None,
@@ -101,9 +102,9 @@ class EngineConfig(BaseModel):
 
     @field_validator("draft_model")
     @classmethod
-    def _names_heads(cls, value: str | None) -> str | None:
+    def _names_weights(cls, value: str | None) -> str | None:
         if value is not None and not all(value.split(",")):
-            raise ValueError("should name a head before and after every comma")
+            raise ValueError("should name a head or a model before and after every comma")
         return value
 
     @property

@@ -73,7 +73,7 @@ def test_auto_is_ngram_where_no_head_ships(none_shipped: None) -> None:
 
 def test_what_is_named_is_taken(shipped: Path) -> None:
     assert resolved(draft_model="folder") == ("eagle3", "folder")
-    for drafter in ("ngram", "eagle3", "eagle3+ngram"):
+    for drafter in ("ngram", "eagle3", "lm", "eagle3+ngram", "eagle3+lm"):
         assert resolved(drafter=drafter) == (drafter, None)
 
 
@@ -139,7 +139,7 @@ def test_a_merge_is_opened_by_name_one_head_for_each_eagle3_in_order(shipped: Pa
 
 
 def test_a_merge_starts_with_the_profile_of_its_first_part() -> None:
-    for first, second in (("ngram", "eagle3"), ("eagle3", "ngram")):
+    for first, second in (("ngram", "eagle3"), ("eagle3", "lm"), ("lm", "ngram")):
         profile = built_in_profile(f"{first}+{second}")
         assert profile.drafter.name == f"{first}+{second}"
         assert profile.checkpoints == BUILT_IN_PROFILES[first].checkpoints != BUILT_IN_PROFILES[second].checkpoints
@@ -157,15 +157,19 @@ def test_the_settings_know_every_drafter() -> None:
         ("eagle3+", "a", None, "--drafter eagle3+: unknown drafter ''"),
         ("ngram", "a", None, "the ngram drafter has no weights; leave --draft-model"),
         ("eagle3+ngram", None, None, "--drafter eagle3+ngram needs --draft-model, the folder of a head"),
-        ("eagle3+eagle3", None, None, "--drafter eagle3+eagle3 needs --draft-model, the folders of 2 heads"),
+        ("lm", None, None, "--drafter lm needs --draft-model, a smaller model with the target's tokenizer$"),
         (
             "eagle3+eagle3",
-            "a",
             None,
-            "--drafter eagle3+eagle3 needs in --draft-model the folders of 2 heads .*1 named",
+            None,
+            "needs --draft-model, 2 names joined with commas, in order: the folder of a head",
         ),
+        ("eagle3+eagle3", "a", None, "--drafter eagle3+eagle3 needs in --draft-model 2 names .* each eagle3; 1 named"),
+        ("lm+eagle3", "a", None, "2 names .* a head made .* each eagle3 and a smaller model .* each lm; 1 named$"),
         ("eagle3+ngram", "a,b", None, "--drafter eagle3+ngram needs in --draft-model the folder of a head .*2 named$"),
-        ("eagle3+eagle3", "a,a", None, "--draft-model names a head twice"),
+        ("eagle3+eagle3", "a,a", None, "--draft-model names the same weights twice, .*: a,a$"),
+        ("lm+ngram+lm", "a,./a", None, "--draft-model names the same weights twice"),
+        ("lm", "a", (1, 2), "--draft-aux-layers is for one eagle3; --drafter lm has none$"),
         ("eagle3+eagle3", "a,b", (1, 2), "--draft-aux-layers is for one eagle3; --drafter eagle3+eagle3 has 2"),
     ],
 )
@@ -173,7 +177,7 @@ def test_every_mistake_is_a_line_that_names_the_flag(
     name: str, model: str | None, layers: tuple[int, ...] | None, complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint.replace("+", r"\+")) as error:
-        check_drafter(name, model, layers)
+        check_drafter(name, model, layers, resolve=lambda word: str(Path(word)))
     assert "\n" not in str(error.value)
 
 
@@ -181,5 +185,5 @@ def test_a_head_that_is_not_there_is_told_before_the_target_is_loaded(shipped: P
     check_drafter("eagle3+ngram", DEFAULT_MODEL, (0, 1, 2))
     with pytest.raises(ModelError, match=r"missing/config\.json"):
         check_drafter("eagle3+eagle3", f"{DEFAULT_MODEL},{tmp_path / 'missing'}", None)
-    with pytest.raises(ConfigError, match="names a head twice"):
+    with pytest.raises(ConfigError, match="names the same weights twice"):
         check_drafter("eagle3+eagle3", f"{DEFAULT_MODEL},{shipped}", None)

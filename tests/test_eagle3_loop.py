@@ -13,6 +13,7 @@ from torch import Tensor
 from echo_sched.engine.draft.eagle3.drafter import Eagle3Drafter
 from echo_sched.engine.draft.eagle3.opening import open_eagle3
 from echo_sched.engine.forward import Target
+from echo_sched.engine.kv import KVCache, KVShape
 from echo_sched.engine.reference import reference_decode
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop import rows as rows_module
@@ -166,6 +167,20 @@ def test_a_loop_that_never_drafts_asks_for_no_features(tmp_path: Path) -> None:
         drafter = watched(target, tmp_path)
         run(eagle_loop(target, drafter, tmp_path, **settings), [Request("a", (1, 2, 3), GREEDY)])
         assert not drafter.told
+
+
+def test_trees_that_grow_beyond_their_places_end_there(tmp_path: Path) -> None:
+    """`dynamic` grows for free: 28 rows a step, at the end of a slot that has four places behind a full request."""
+    target, outputs = tiny_target(max_model_len=60), []
+    head, embeddings = eagle(target, tmp_path).head, target.model.get_input_embeddings().weight
+    assert isinstance(embeddings, Tensor)
+    for settings in ({"policy": "off"}, {"policy": "dynamic", "branching": 4, "max_depth": 8}):
+        shape = KVShape(1, head.config.num_kv_heads, head.config.head_dim)
+        kv = KVCache(shape, num_slots=4, max_len=64, dtype=torch.float64, device=target.device)
+        request = Request("a", random_prompt(20), SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True))
+        run(eagle_loop(target, Eagle3Drafter(head, embeddings, kv), tmp_path, **settings | {"k_max": 8}), [request])
+        outputs.append(request.output_ids)
+    assert outputs[0] == outputs[1] and request.stats.num_verified > 100
 
 
 class WordTokenizer(TinyTokenizer):

@@ -10,7 +10,7 @@ from echo_sched.config import AUTO_DRAFTER, DRAFTERS, EngineConfig, PolicyName
 from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags, engine_config
 
-DRAFTER = "--drafter should be auto, ngram, eagle3 or several joined with + as in eagle3+ngram"
+DRAFTER = "--drafter should be auto, ngram, eagle3, lm or several joined with + as in eagle3+ngram"
 
 
 def parse(*argv: str, exclude: tuple[str, ...] = ()) -> argparse.Namespace:
@@ -85,8 +85,8 @@ def test_help_shows_descriptions_and_defaults() -> None:
         (["--drafter", "auto+ngram"], f"{DRAFTER}, got 'auto+ngram'"),
         (["--drafter", "eagle3+"], f"{DRAFTER}, got 'eagle3+'"),
         (["--drafter", "ngram+ngram"], "--drafter should name ngram once at most, got 'ngram+ngram'"),
-        (["--draft-model", "a,"], "--draft-model should name a head before and after every comma, got 'a,'"),
-        (["--draft-model", ""], "--draft-model should name a head before and after every comma, got ''"),
+        (["--draft-model", "a,"], "--draft-model should name a head or a model before and after every comma, got 'a,'"),
+        (["--draft-model", ""], "--draft-model should name a head or a model before and after every comma, got ''"),
         (["--draft-aux-layers", "x"], r"--draft-aux-layers should match pattern '^\d+(,\d+)*$', got 'x'"),
     ],
 )

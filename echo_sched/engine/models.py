@@ -70,10 +70,18 @@ def check_config(config: PretrainedConfig) -> None:
 
 
 def choose_max_len(config: PretrainedConfig, asked: int | None) -> int:
-    """The longest request to serve: as asked, else DEFAULT_MAX_LEN or what the model can.
+    """The longest request to serve: as asked, else DEFAULT_MAX_LEN or what the model can. Raises ConfigError."""
+    longest, reason = longest_request(config)
+    if asked is not None and asked > longest:
+        raise ConfigError(f"--max-model-len {asked} is beyond the {longest} {reason}")
+    return min(DEFAULT_MAX_LEN, longest) if asked is None else asked
+
+
+def longest_request(config: PretrainedConfig) -> tuple[int, str]:
+    """The tokens that the model can take, and what they are.
 
     Some rotary scalings depend on the longest request of a batch, so a neighbour would change everybody's tokens; they
-    do not below the length the model was trained at, and no longer request is served. Raises ConfigError.
+    do not below the length the model was trained at, and no longer request is served.
     """
     longest, reason = int(config.max_position_embeddings), "positions of this model"
     for rope in _rope_parameters(config):
@@ -81,9 +89,7 @@ def choose_max_len(config: PretrainedConfig, asked: int | None) -> int:
             trained = int(rope.get("original_max_position_embeddings") or longest)
             longest = min(longest, trained)
             reason = f"positions that {config.model_type}'s {rope['rope_type']} rotary scaling leaves alone"
-    if asked is not None and asked > longest:
-        raise ConfigError(f"--max-model-len {asked} is beyond the {longest} {reason}")
-    return min(DEFAULT_MAX_LEN, longest) if asked is None else asked
+    return longest, reason
 
 
 def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:

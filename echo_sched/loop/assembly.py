@@ -32,7 +32,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     """
     config = resolve_drafter(config)
     profile = _read_profile(config)
-    check_drafter(config.drafter, config.draft_model, config.aux_layers)
+    parts = check_drafter(config.drafter, config.draft_model, config.aux_layers, resolve_model)
     make_policy(policy_settings(config), profile)
     target = open_target(
         resolve_model(config.model),
@@ -44,7 +44,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
         tail_len=config.k_max,
         kv_limit_gib=config.kv_memory,
     )
-    drafter = make_drafter(config.drafter, config.draft_model, target, aux_layers=config.aux_layers)
+    drafter = make_drafter(parts, target, aux_layers=config.aux_layers)
     if config.profile is None and not _fits(profile, config, target, drafter):
         profile = built_in_profile(config.drafter)
     loop = _loop(config, target, drafter, profile, recording=recording)

@@ -18,6 +18,12 @@ NGRAM_THRESHOLDS = (0.40, 0.28, 0.20, 0.16, 0.13, 0.11, 0.09, 0.08)
 EAGLE3_TARGET_DEPTH = 4
 EAGLE3_TYPICAL_DEPTH = 2.0
 EAGLE3_THRESHOLDS = (0.20, 0.12, 0.08, 0.05, 0.04, 0.03, 0.02, 0.015)
+# lm: a whole model knows well how sure it is. About two thirds of its first tokens are a larger relative's too, and
+# nearly as many of each further one, since it reads every token. A level costs a forward of that model, so its gates
+# ask for more than a head's do.
+LM_TARGET_DEPTH = 4
+LM_TYPICAL_DEPTH = 2.5
+LM_THRESHOLDS = (0.25, 0.17, 0.12, 0.09, 0.07, 0.05, 0.04, 0.03)
 
 
 def _starting_values(drafter: str, target_depth: int, typical_depth: float, thresholds: Sequence[float]) -> Profile:
@@ -43,6 +49,7 @@ def _starting_values(drafter: str, target_depth: int, typical_depth: float, thre
 BUILT_IN_PROFILES = {
     "ngram": _starting_values("ngram", NGRAM_TARGET_DEPTH, NGRAM_TYPICAL_DEPTH, NGRAM_THRESHOLDS),
     "eagle3": _starting_values("eagle3", EAGLE3_TARGET_DEPTH, EAGLE3_TYPICAL_DEPTH, EAGLE3_THRESHOLDS),
+    "lm": _starting_values("lm", LM_TARGET_DEPTH, LM_TYPICAL_DEPTH, LM_THRESHOLDS),
 }
 
 
