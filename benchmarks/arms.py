@@ -17,6 +17,7 @@ ARM_SETTINGS = (
     "price",
     "max_depth",
     "branching",
+    "shapes",
     "gate",
     "gate_scope",
     "thresholds",

@@ -11,7 +11,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 AUTO_DRAFTER = "auto"  # a drafter to be chosen by what ships for the model (see loop/assembly.py)
 DRAFTERS = ("ngram", "eagle3", "lm")
 
-PolicyName = Literal["off", "static", "dynamic", "echo", "goodput"]
+PolicyName = Literal["off", "static", "table", "dynamic", "echo", "goodput"]
 GateName = Literal["sparse", "dense", "none", "random"]
 DtypeName = Literal["auto", "float64", "float32", "bfloat16"]
 NumericsName = Literal["fast", "exact"]
@@ -68,6 +68,11 @@ class EngineConfig(BaseModel):
     widen: Literal["on", "off"] = Field("on", description="echo: spend what is left on siblings (ablation)")
     widen_scope: Literal["all", "truncation"] = Field(
         "all", description="echo: widen below every granted node, or at truncation points only"
+    )
+    shapes: str = Field(
+        "1=1.1.1.1.1/4=1.1.1/8=1.1/32=",
+        pattern=r"^\d+=[\d.]*(/\d+=[\d.]*)*$",
+        description="table: children per node at each depth, by smallest batch size; nothing behind = drafts nothing",
     )
     dtype: DtypeName = Field("auto", description="precision of weights and KV (auto: the checkpoint's own)")
     numerics: NumericsName = Field(

@@ -23,6 +23,7 @@ from tests.tiny_models import FAMILIES, VOCAB_SIZE
 POLICIES: dict[str, dict[str, Any]] = {
     "off": {"policy": "off"},
     "static": {"policy": "static"},
+    "table": {"policy": "table", "shapes": "1=2.2.1/4=1.1"},
     "dynamic": {"policy": "dynamic"},
     "echo": {"policy": "echo"},
     "echo at a price": {"policy": "echo", "cost": STAIRS, "k_max_rule": "auto"},

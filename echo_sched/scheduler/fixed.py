@@ -1,4 +1,4 @@
-"""Policies that give every request the same: nothing, one fixed tree, or a beam and the best of what it saw.
+"""Policies that give every request the same: nothing, a fixed tree, or a beam and the best of what it saw.
 
 The share is floor(K_max / B) nodes. Knows loads, settings and the economy; no gate and no profile.
 """
@@ -8,15 +8,10 @@ from operator import mul
 
 from echo_sched.scheduler.economy import Economy
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
-from echo_sched.scheduler.settings import PolicySettings
+from echo_sched.scheduler.settings import PolicySettings, Shapes
 
-STATIC_EXPANSION = (
-    3,
-    2,
-    2,
-    1,
-    1,
-)  # children per node at each depth (SpecInfer, ASPLOS 2024): levels of 3, 6, 12, 12, 12
+# Children per node at each depth (SpecInfer, ASPLOS 2024): levels of 3, 6, 12, 12, 12.
+STATIC_SHAPE: Shapes = ((1, (3, 2, 2, 1, 1)),)
 
 
 class OffPolicy:
@@ -32,30 +27,34 @@ class OffPolicy:
         """Learns nothing."""
 
 
-class StaticPolicy:
-    """SpecInfer's expansion: a fixed number of children per node at each depth, level by level.
+class FixedPolicy:
+    """A fixed number of children per node at each depth, level by level; which, only the batch size says.
 
     Every request is cut to floor(K_max / B) nodes; what is left of K_max, and what a request cannot use, stays unused.
     """
 
-    name = "static"
-
-    def __init__(self, settings: PolicySettings, economy: Economy) -> None:
-        self._settings = settings
+    def __init__(self, name: str, shapes: Shapes, settings: PolicySettings, economy: Economy) -> None:
+        """No `branching` or `max_depth` is exceeded, whatever the shapes say."""
+        self.name = name
         self._economy = economy
-        self._children = tuple(min(count, settings.branching) for count in STATIC_EXPANSION[: settings.max_depth])
+        self._shapes = [
+            (batch, tuple(min(count, settings.branching) for count in children[: settings.max_depth]))
+            for batch, children in shapes
+        ]
 
     def plan(self, load: Load) -> Plan:
-        """The same tree for everybody; only its cut depends on the load."""
-        max_depth = len(self._children)
-        k_max = self._economy.k_max(load)
+        """The same tree for everybody."""
+        fitting = [children for batch, children in self._shapes if batch <= max(load.num_requests, 1)]
+        children = fitting[-1]
+        max_depth = len(children)
+        k_max = self._economy.k_max(load) if children else 0
         return Plan(
             k_max=k_max,
             max_depth=max_depth,
             target_depth=max_depth,
-            widths=tuple(accumulate(self._children, mul)),
+            widths=tuple(accumulate(children, mul)),
             thresholds=(None,) * max_depth,
-            children=self._children,
+            children=children,
             shares=(k_max // max(load.num_requests, 1),) * load.num_requests,
             price=self._economy.price(load, k_max),
         )
@@ -67,7 +66,7 @@ class StaticPolicy:
 class DynamicPolicy:
     """EAGLE-2's tree (EMNLP 2024): a beam of `branching` nodes per depth, then the best nodes of all that it saw.
 
-    Every request is cut to floor(K_max / B) nodes, as in StaticPolicy; a path can be no longer than that either.
+    Every request is cut to floor(K_max / B) nodes, as in FixedPolicy; a path can be no longer than that either.
     """
 
     name = "dynamic"
