@@ -3,7 +3,6 @@
 Knows the tokenizer and the model's limits, and nothing of threads or sockets.
 """
 
-import secrets
 import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,10 +10,10 @@ from typing import NamedTuple
 from echo_sched.errors import RequestError
 from echo_sched.types import Request, SamplingParams
 from server.engine_thread import ServedModel
+from server.sampling import check_ids, to_params
 from server.schemas import GenerateBody, SamplingBody
 
 DEFAULT_MAX_NEW_TOKENS = SamplingParams.max_new_tokens
-SEED_BITS = 53  # a drawn seed is reported in JSON, where many clients read numbers as doubles
 
 
 class _Prompt(NamedTuple):
@@ -32,7 +31,7 @@ def to_requests(body: GenerateBody, model: ServedModel) -> list[Request]:
     for prompt, (field, params), rid in zip(prompts, sampling, rids, strict=True):
         ids = _token_ids(prompt, model)
         max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, params, model.max_model_len)
-        requests.append(Request(rid, ids, _params(field, params, max_new_tokens, speculation, model.vocab_size)))
+        requests.append(Request(rid, ids, to_params(field, params, max_new_tokens, speculation, model.vocab_size)))
     return requests
 
 
@@ -94,19 +93,12 @@ def _token_ids(prompt: _Prompt, model: ServedModel) -> tuple[int, ...]:
     if not prompt.content:
         raise RequestError(f"{prompt.field} is empty", prompt.field)
     if isinstance(prompt.content, list):
-        _check_ids(prompt.field, prompt.content, model.vocab_size)
+        check_ids(prompt.field, prompt.content, model.vocab_size)
         return tuple(prompt.content)
     ids = tuple(model.tokenizer(prompt.content)["input_ids"])
     if not ids:
         raise RequestError(f"{prompt.field} has no tokens", prompt.field)
     return ids
-
-
-def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
-    for place, token_id in enumerate(ids):
-        if not 0 <= token_id < vocab_size:
-            message = f"{field}[{place}] is {token_id}, outside the vocabulary of {vocab_size} tokens"
-            raise RequestError(message, f"{field}[{place}]")
 
 
 def _max_new_tokens(prompt_field: str, prompt_len: int, field: str, params: SamplingBody, max_model_len: int) -> int:
@@ -120,25 +112,3 @@ def _max_new_tokens(prompt_field: str, prompt_len: int, field: str, params: Samp
         total = f"{prompt_len} prompt tokens + max_new_tokens {params.max_new_tokens}"
         raise RequestError(f"{total} exceed the context of {max_model_len} tokens", f"{field}.max_new_tokens")
     return params.max_new_tokens
-
-
-def _params(field: str, given: SamplingBody, max_new_tokens: int, speculation: bool, vocab_size: int) -> SamplingParams:
-    plain = {"temperature", "top_p", "top_k", "min_p", "ignore_eos", "skip_special_tokens", "no_stop_trim"}
-    values = given.model_dump(include=plain, exclude_none=True)
-    seed = given.sampling_seed
-    stop = [] if given.stop is None else given.stop
-    stop_token_ids = given.stop_token_ids or []
-    _check_ids(f"{field}.stop_token_ids", stop_token_ids, vocab_size)
-    if "top_k" in values:
-        values["top_k"] = min(values["top_k"], vocab_size)
-    try:
-        return SamplingParams(
-            max_new_tokens=max_new_tokens,
-            seed=secrets.randbits(SEED_BITS) if seed is None else seed,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=tuple(stop_token_ids),
-            speculation=speculation,
-            **values,
-        )
-    except RequestError as error:
-        raise RequestError(f"{field}.{error}", f"{field}.{error.param}") from error

@@ -40,11 +40,6 @@ UNSUPPORTED_BODY: Mapping[str, tuple[Any, ...]] = {
 }
 UNSUPPORTED_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
-    "min_new_tokens": (0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "logit_bias": ({},),
     "json_schema": ("",),
     "regex": ("",),
     "ebnf": ("",),
@@ -74,10 +69,17 @@ class SamplingBody(Body):
     """`sampling_params` of one prompt."""
 
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[Text, float] | None = None  # by token id, which JSON can only write as a string
+    allowed_token_ids: list[int] | None = None
+    bad_token_ids: list[int] | None = None
     stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None

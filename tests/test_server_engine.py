@@ -7,7 +7,8 @@ import pytest
 
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.loop import DecodeLoop
-from tests.loops import TinyTokenizer, mixed_requests, references, tiny_loop, tiny_target
+from echo_sched.types import Request
+from tests.loops import EOS_ID, TinyTokenizer, mixed_requests, processed_requests, references, tiny_loop, tiny_target
 from tests.server_harness import Running, serving
 
 
@@ -22,9 +23,8 @@ def load() -> DecodeLoop:
     return tiny_loop(tiny_target("llama", tokenizer=CallableTokenizer()), NGramDrafter())
 
 
-def body_of(index: int) -> dict[str, Any]:
-    """Request `index` of `mixed_requests`, as a client would send it."""
-    request = mixed_requests(8)[index]
+def body_of(request: Request) -> dict[str, Any]:
+    """The request as a client would send it."""
     params = request.params
     return {
         "input_ids": list(request.prompt_ids),
@@ -39,18 +39,27 @@ def body_of(index: int) -> dict[str, Any]:
             "stop": list(params.stop),
             "stop_token_ids": list(params.stop_token_ids),
             "ignore_eos": params.ignore_eos,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "logit_bias": {str(token): bias for token, bias in params.logit_bias},
+            "allowed_token_ids": params.allowed_token_ids,
+            "bad_token_ids": params.bad_token_ids,
+            "min_new_tokens": params.min_new_tokens,
         },
     }
 
 
 @pytest.mark.parametrize("index", range(8))
-def test_answers_and_streams_are_what_plain_decoding_emits(index: int) -> None:
-    expected = references("llama", 8)[f"r{index}"]
+@pytest.mark.parametrize("make", [mixed_requests, processed_requests])
+def test_answers_and_streams_are_what_plain_decoding_emits(make: Any, index: int) -> None:
+    request = make(8)[index]
+    expected = references("llama", 8, make)[request.request_id]
     with serving(load=load) as server:
-        answer = server.client.post("/generate", json=body_of(index)).json()
+        answer = server.client.post("/generate", json=body_of(request)).json()
         assert answer["output_ids"] == expected.output_ids
         assert answer["meta_info"]["finish_reason"]["type"] == expected.finish.type
-        last = last_chunk(server, body_of(index) | {"stream": True})
+        last = last_chunk(server, body_of(request) | {"stream": True})
     assert last["output_ids"] == expected.output_ids and last["text"] == answer["text"]
 
 
@@ -60,3 +69,11 @@ def last_chunk(server: Running, body: dict[str, Any]) -> dict[str, Any]:
     assert lines[-1] == "[DONE]"
     chunk: dict[str, Any] = json.loads(lines[-2])
     return chunk
+
+
+def test_what_leaves_no_token_is_400_by_name() -> None:
+    """EOS is known to the engine alone, so it is the engine that refuses."""
+    sampling = {"allowed_token_ids": [EOS_ID], "min_new_tokens": 1}
+    with serving(load=load) as server:
+        refused = server.client.post("/generate", json={"input_ids": [1], "sampling_params": sampling})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "min_new_tokens"

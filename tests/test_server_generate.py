@@ -137,6 +137,13 @@ def test_sampling_fields_reach_the_engine() -> None:
         "no_stop_trim": True,
         "sampling_seed": 2**64 - 1,
         "max_new_tokens": 3,
+        "min_new_tokens": 2,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1,
+        "frequency_penalty": 0.25,
+        "logit_bias": {"7": 3, "0": -1.5},
+        "allowed_token_ids": [0, 1, 7],
+        "bad_token_ids": [1],
     }
     with serving(loop) as server:
         posted = threading.Thread(
@@ -151,11 +158,14 @@ def test_sampling_fields_reach_the_engine() -> None:
     assert (params.temperature, params.top_p, params.min_p, params.seed) == (0.5, 0.9, 0.1, 2**64 - 1)
     assert params.top_k == loop.vocab_size, "a top_k beyond the vocabulary is clamped"
     assert (params.stop, params.stop_token_ids, params.max_new_tokens) == (("zz",), (5,), 3)
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, -1.0, 0.25)
+    assert (params.logit_bias, params.min_new_tokens) == (((7, 3.0), (0, -1.5)), 2)
+    assert (params.allowed_token_ids, params.bad_token_ids) == ((0, 1, 7), (1,))
     assert params.ignore_eos and params.no_stop_trim
     assert not params.skip_special_tokens and not params.speculation
 
 
-def test_nulls_and_neutral_values_of_fields_we_do_not_support_pass(server: Running) -> None:
+def test_nulls_and_neutral_values_pass(server: Running) -> None:
     sampling = {
         "n": 1,
         "min_new_tokens": 0,
@@ -163,6 +173,9 @@ def test_nulls_and_neutral_values_of_fields_we_do_not_support_pass(server: Runni
         "presence_penalty": 0,
         "frequency_penalty": None,
         "logit_bias": {},
+        "allowed_token_ids": None,
+        "bad_token_ids": [],
+        "regex": "",
         "max_new_tokens": 1,
         "stop": None,
         "stop_token_ids": None,

@@ -3,10 +3,26 @@
 Checked token by token on the accepted path, so nothing after a stop is emitted or counted. Knows no tree and no model.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
+from typing import NamedTuple
 
+from echo_sched.engine.processors import History, make_history
 from echo_sched.text import TextStream
 from echo_sched.types import FinishReason, Request
+
+
+class Output(NamedTuple):
+    """What grows with a request's output ids, from its arrival to its end."""
+
+    text: TextStream
+    history: History | None  # the walk that draws a token adds it
+
+
+def begin_output(request: Request, decode: Callable[[Sequence[int]], str], eos_ids: Set[int]) -> Output:
+    """The output of a request that has none yet. `decode` heeds `skip_special_tokens`."""
+    params = request.params
+    text = TextStream(decode, params.stop, not params.no_stop_trim, params.min_new_tokens)
+    return Output(text, make_history(params, request.prompt_ids, eos_ids))
 
 
 def is_stop_id(request: Request, token: int, eos_ids: Set[int]) -> bool:
