@@ -12,6 +12,7 @@ from echo_sched.errors import RequestError
 
 GREEDY_BELOW = 1e-6  # a temperature below this is greedy decoding (http.md)
 MAX_SEED = 2**64 - 1
+SEED_BITS = 53  # of seeds that we make: they are reported in JSON, where many clients read numbers as doubles
 # Stops are looked for at every token, on the thread that serves everybody.
 MAX_STOPS, MAX_STOP_LEN, MAX_STOP_IDS = 64, 256, 1024
 
@@ -118,3 +119,14 @@ class SamplingParams:
     def ends_with(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """The token ids that end the request: its stop ids, and EOS unless ignored."""
         return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else eos_ids)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Seed of one of several answers to a prompt. Choice 0 keeps the request's own; choice k takes the upper SEED_BITS
+    of the k-th number that splitmix64 (Steele, Lea, Flood 2014) draws from state `seed`."""
+    if choice == 0:
+        return seed
+    state = (seed + choice * 0x9E3779B97F4A7C15) & MAX_SEED
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MAX_SEED
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MAX_SEED
+    return (state ^ (state >> 31)) >> (64 - SEED_BITS)

@@ -55,6 +55,7 @@ class Request:
     slot: int | None = None
     finish: FinishReason | None = None
     stats: RequestStats = field(default_factory=RequestStats)
+    group: str | None = None  # the name that the answers to one prompt share, where there are several
 
     @property
     def num_tokens(self) -> int:

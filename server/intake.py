@@ -5,9 +5,11 @@ Knows the tokenizer and the model's limits, and nothing of threads or sockets.
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from echo_sched.errors import RequestError
+from echo_sched.params import choice_seed
 from echo_sched.types import Request, SamplingParams
 from server.engine_thread import ServedModel
 from server.sampling import check_ids, to_params
@@ -22,22 +24,48 @@ class _Prompt(NamedTuple):
 
 
 def to_requests(body: GenerateBody, model: ServedModel) -> list[Request]:
-    """One Request per prompt, in order. Raises RequestError naming the field."""
+    """The requests of each prompt, in order, n for each. Raises RequestError naming the field."""
     prompts, is_list = _prompts(body)
     sampling = _sampling(body, len(prompts), is_list)
     rids = _request_ids(body, len(prompts), is_list)
     speculation = body.speculation is not False
-    requests = []
-    for prompt, (field, params), rid in zip(prompts, sampling, rids, strict=True):
+    requests: list[Request] = []
+    for prompt, (field, given), rid in zip(prompts, sampling, rids, strict=True):
         ids = _token_ids(prompt, model)
-        max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, params, model.max_model_len)
-        requests.append(Request(rid, ids, to_params(field, params, max_new_tokens, speculation, model.vocab_size)))
+        max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, given, model.max_model_len)
+        params = to_params(field, given, max_new_tokens, speculation, model.vocab_size)
+        requests += _choices(rid, ids, params, given.n or 1)
+    if len({request.request_id for request in requests}) < len(requests):
+        raise RequestError("rid names a prompt as another's choice is named", "rid")
     return requests
 
 
+def _choices(rid: str, ids: tuple[int, ...], params: SamplingParams, count: int) -> list[Request]:
+    """`count` answers to one prompt: each could be had alone, by its own seed."""
+    if count == 1:
+        return [Request(rid, ids, params)]
+    seeds = [choice_seed(params.seed, choice) for choice in range(count)]
+    return [Request(f"{rid}-{choice}", ids, replace(params, seed=seed), group=rid) for choice, seed in enumerate(seeds)]
+
+
+def check_size(body: GenerateBody, max_sequences: int) -> None:
+    """Refuse a call that could never fit, before its prompts are looked at. Raises RequestError naming the field."""
+    prompts, counts = _prompts(body)[0], _counts(body)
+    if sum(counts) > max_sequences:
+        field = "sampling_params.n" if sum(counts) > len(prompts) else prompts[0].field.partition("[")[0]
+        message = f"{len(prompts)} prompts and {sum(counts)} sequences (prompts x n) can never fit"
+        raise RequestError(f"{field}: {message}: {max_sequences} may run or wait", field)
+
+
 def is_batch(body: GenerateBody) -> bool:
-    """Whether the client sent a list of prompts, and so gets a list back."""
-    return _prompts(body)[1]
+    """Whether the client gets a list: it sent a list of prompts, or asked for several answers."""
+    return _prompts(body)[1] or sum(_counts(body)) > 1
+
+
+def _counts(body: GenerateBody) -> list[int]:
+    """n of each prompt."""
+    prompts, is_list = _prompts(body)
+    return [given.n or 1 for _, given in _sampling(body, len(prompts), is_list)]
 
 
 def _prompts(body: GenerateBody) -> tuple[list[_Prompt], bool]:

@@ -7,10 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from echo_sched.errors import RequestError
-from echo_sched.types import SamplingParams
+from echo_sched.params import SEED_BITS, SamplingParams
 from server.schemas import SamplingBody
-
-SEED_BITS = 53  # a drawn seed is reported in JSON, where many clients read numbers as doubles
 
 PLAIN_FIELDS = {
     "temperature",

@@ -15,6 +15,8 @@ from echo_sched.types import MAX_SEED
 
 logger = logging.getLogger("echo_sched.server")
 
+MAX_CHOICES = 128  # answers to one prompt, as in OpenAI's API
+
 # Fields that clients are known to send, with the values (besides null) that ask for nothing. Anything else is a 400.
 UNSUPPORTED_BODY: Mapping[str, tuple[Any, ...]] = {
     "return_logprob": (False,),
@@ -39,7 +41,6 @@ UNSUPPORTED_BODY: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),  # says nothing without tools
 }
 UNSUPPORTED_SAMPLING: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "json_schema": ("",),
     "regex": ("",),
     "ebnf": ("",),
@@ -68,6 +69,7 @@ class Body(BaseModel):
 class SamplingBody(Body):
     """`sampling_params` of one prompt."""
 
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     temperature: float | None = None

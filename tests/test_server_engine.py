@@ -77,3 +77,16 @@ def test_what_leaves_no_token_is_400_by_name() -> None:
     with serving(load=load) as server:
         refused = server.client.post("/generate", json={"input_ids": [1], "sampling_params": sampling})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "min_new_tokens"
+
+
+def test_each_of_several_answers_is_what_its_seed_alone_gives() -> None:
+    body = body_of(processed_requests(8)[7])
+    with serving(load=load) as server:
+        sampling = body["sampling_params"] | {"n": 4}
+        answers = server.client.post("/generate", json=body | {"sampling_params": sampling}).json()
+        assert answers[0]["output_ids"] == references("llama", 8, processed_requests)["p7"].output_ids
+        for answer in answers:
+            alone = body["sampling_params"] | {"sampling_seed": answer["meta_info"]["sampling_seed"]}
+            single = server.client.post("/generate", json=body | {"sampling_params": alone}).json()
+            assert single["output_ids"] == answer["output_ids"]
+    assert len({tuple(answer["output_ids"]) for answer in answers}) == 4

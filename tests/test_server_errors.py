@@ -75,7 +75,10 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     (sampling(ignore_eos=1), "sampling_params.ignore_eos"),
     (sampling(sampling_seed=-1), "sampling_params.sampling_seed"),
     (sampling(sampling_seed=2**64), "sampling_params.sampling_seed"),
-    (sampling(n=2), "sampling_params.n"),
+    (sampling(n=0), "sampling_params.n"),
+    (sampling(n=129), "sampling_params.n"),
+    (sampling(n=1.0), "sampling_params.n"),
+    ({"text": ["a", "b"], "rid": ["r", "r-1"], "sampling_params": [{"n": 2}, {}]}, "rid"),
     (sampling(min_new_tokens=-1), "sampling_params.min_new_tokens"),
     (sampling(min_new_tokens=1.0), "sampling_params.min_new_tokens"),
     (sampling(min_new_tokens=6, max_new_tokens=5), "sampling_params.min_new_tokens"),
@@ -244,6 +247,23 @@ def test_a_full_queue_is_503_and_counts_every_prompt() -> None:
         assert server.client.post("/generate", json={"text": ["a", "b"]}).status_code == 200
         too_many = error_of(server.client.post("/generate", json={"text": ["a"] * 6}), 400)
         assert "6" in too_many["message"], "what can never fit is no matter of trying again"
+        assert too_many["param"] == "text"
+
+
+def test_the_queue_counts_every_answer_to_every_prompt() -> None:
+    loop = FakeLoop(slots=2)
+    loop.unblocked.clear()
+    with serving(loop, max_queued_requests=3) as server:
+        body = {"input_ids": [[1], [2]], "sampling_params": {"n": 2}}
+        held = threading.Thread(target=httpx.post, args=(f"{server.url}/generate",), kwargs={"json": body})
+        held.start()
+        until(lambda: len(loop.requests) == 4)
+        assert error_of(server.client.post("/generate", json=body), 503)["code"] == "queue_full"
+        loop.unblocked.set()
+        held.join()
+        body["sampling_params"] = {"n": 3}
+        too_many = error_of(server.client.post("/generate", json=body), 400)
+        assert too_many["param"] == "sampling_params.n" and "6" in too_many["message"]
 
 
 def test_an_id_in_use_is_refused() -> None:
@@ -258,6 +278,20 @@ def test_an_id_in_use_is_refused() -> None:
         loop.unblocked.set()
         first.join()
         assert server.client.post("/generate", json=body).status_code == 200
+
+
+def test_the_name_that_answers_share_is_in_use_while_one_of_them_runs() -> None:
+    loop = FakeLoop()
+    loop.unblocked.clear()
+    with serving(loop) as server:
+        body = {"text": "a", "rid": "r", "sampling_params": {"n": 2}}
+        first = threading.Thread(target=server.client.post, args=("/generate",), kwargs={"json": body})
+        first.start()
+        until(lambda: len(loop.requests) == 2)
+        for rid in ("r", "r-1"):
+            assert error_of(server.client.post("/generate", json={"text": "a", "rid": rid}), 400)["param"] == "rid"
+        loop.unblocked.set()
+        first.join()
 
 
 def test_with_a_key_only_probes_and_metrics_are_open() -> None:
