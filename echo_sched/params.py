@@ -1,4 +1,4 @@
-"""How one request's tokens are chosen and when it stops: every sampling field, with its range.
+"""How one request's tokens are chosen, when it stops and what it wants to know: every field, with its range.
 
 Knows no model: what depends on a vocabulary or on EOS is checked where requests are queued.
 """
@@ -15,6 +15,7 @@ MAX_SEED = 2**64 - 1
 SEED_BITS = 53  # of seeds that we make: they are reported in JSON, where many clients read numbers as doubles
 # Stops are looked for at every token, on the thread that serves everybody.
 MAX_STOPS, MAX_STOP_LEN, MAX_STOP_IDS = 64, 256, 1024
+MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,26 @@ class SamplingParams:
     def ends_with(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """The token ids that end the request: its stop ids, and EOS unless ignored."""
         return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else eos_ids)
+
+
+@dataclass(frozen=True)
+class LogprobParams:
+    """Which logprobs a request wants beside its output: of every output token, and maybe more.
+
+    Raises RequestError, naming the field, for any value out of range.
+    """
+
+    top_logprobs_num: int = 0  # the most likely tokens, in the place of each token
+    logprob_start_len: int = -1  # prompt tokens from this index on; -1: none
+    return_text: bool = False  # the text of each token too
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS:
+            message = f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {self.top_logprobs_num}"
+            raise RequestError(message, "top_logprobs_num")
+        if self.logprob_start_len < -1:
+            message = f"logprob_start_len must be -1 (no prompt token) or an index, got {self.logprob_start_len}"
+            raise RequestError(message, "logprob_start_len")
 
 
 def choice_seed(seed: int, choice: int) -> int:

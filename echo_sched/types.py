@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 # Plain values too, in a file of their own for its length.
 from echo_sched.params import MAX_SEED as MAX_SEED
+from echo_sched.params import LogprobParams as LogprobParams
 from echo_sched.params import SamplingParams as SamplingParams
 
 
@@ -56,6 +57,7 @@ class Request:
     finish: FinishReason | None = None
     stats: RequestStats = field(default_factory=RequestStats)
     group: str | None = None  # the name that the answers to one prompt share, where there are several
+    logprobs: LogprobParams | None = None  # None: it wants none
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +86,21 @@ class Request:
         return self.params.max_new_tokens - len(self.output_ids)
 
 
+class Logprob(NamedTuple):
+    """How likely the model found a token: the float32 log-softmax of its logits, before any sampling field acts."""
+
+    value: float | None  # None where there is no number: the first token asked for of a prompt
+    token_id: int
+    text: str | None  # None unless asked for
+
+
+class TokenLogprobs(NamedTuple):
+    """One token's logprob, and those of the most likely tokens in its place, best first."""
+
+    token: Logprob
+    top: tuple[Logprob, ...]
+
+
 class TokenEvent(NamedTuple):
     """What one step gave one request: new token ids, the text they release, and the end if this is it."""
 
@@ -91,6 +108,8 @@ class TokenEvent(NamedTuple):
     token_ids: tuple[int, ...]
     text: str  # delta; the concatenation over all events is the whole text
     finish: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # all of the prompt's, with the first token
 
 
 class GateReading(NamedTuple):

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from echo_sched.errors import RequestError
 from echo_sched.params import choice_seed
-from echo_sched.types import Request, SamplingParams
+from echo_sched.types import LogprobParams, Request, SamplingParams
 from server.engine_thread import ServedModel
-from server.sampling import check_ids, to_params
+from server.fields import check_ids, check_list
+from server.logprobs import logprob_params
+from server.sampling import to_params
 from server.schemas import GenerateBody, SamplingBody
 
 DEFAULT_MAX_NEW_TOKENS = SamplingParams.max_new_tokens
@@ -28,24 +30,30 @@ def to_requests(body: GenerateBody, model: ServedModel) -> list[Request]:
     prompts, is_list = _prompts(body)
     sampling = _sampling(body, len(prompts), is_list)
     rids = _request_ids(body, len(prompts), is_list)
+    logprobs = logprob_params(body, len(prompts), is_list)
     speculation = body.speculation is not False
     requests: list[Request] = []
-    for prompt, (field, given), rid in zip(prompts, sampling, rids, strict=True):
+    for prompt, (field, given), rid, wanted in zip(prompts, sampling, rids, logprobs, strict=True):
         ids = _token_ids(prompt, model)
         max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, given, model.max_model_len)
         params = to_params(field, given, max_new_tokens, speculation, model.vocab_size)
-        requests += _choices(rid, ids, params, given.n or 1)
+        if wanted is not None and wanted.logprob_start_len > len(ids):
+            message = f"logprob_start_len is {wanted.logprob_start_len}, but {prompt.field} has {len(ids)} tokens"
+            raise RequestError(message, "logprob_start_len")
+        requests += _choices(rid, ids, params, wanted, given.n or 1)
     if len({request.request_id for request in requests}) < len(requests):
         raise RequestError("rid names a prompt as another's choice is named", "rid")
     return requests
 
 
-def _choices(rid: str, ids: tuple[int, ...], params: SamplingParams, count: int) -> list[Request]:
+def _choices(
+    rid: str, ids: tuple[int, ...], params: SamplingParams, logprobs: LogprobParams | None, count: int
+) -> list[Request]:
     """`count` answers to one prompt: each could be had alone, by its own seed."""
     if count == 1:
-        return [Request(rid, ids, params)]
-    seeds = [choice_seed(params.seed, choice) for choice in range(count)]
-    return [Request(f"{rid}-{choice}", ids, replace(params, seed=seed), group=rid) for choice, seed in enumerate(seeds)]
+        return [Request(rid, ids, params, logprobs=logprobs)]
+    keyed = [replace(params, seed=choice_seed(params.seed, choice)) for choice in range(count)]
+    return [Request(f"{rid}-{k}", ids, keyed[k], group=rid, logprobs=logprobs) for k in range(count)]
 
 
 def check_size(body: GenerateBody, max_sequences: int) -> None:
@@ -91,7 +99,7 @@ def _sampling(body: GenerateBody, num_prompts: int, is_list: bool) -> list[tuple
     given = SamplingBody() if body.sampling_params is None else body.sampling_params
     if isinstance(given, SamplingBody):
         return [("sampling_params", given)] * num_prompts
-    _check_list("sampling_params", len(given), num_prompts, is_list)
+    check_list("sampling_params", len(given), num_prompts, is_list)
     return [(f"sampling_params[{index}]", params) for index, params in enumerate(given)]
 
 
@@ -103,18 +111,11 @@ def _request_ids(body: GenerateBody, num_prompts: int, is_list: bool) -> Sequenc
             raise RequestError("rid must be a list, one per prompt, when the prompts are a list", "rid")
         rids = [body.rid]
     else:
-        _check_list("rid", len(body.rid), num_prompts, is_list)
+        check_list("rid", len(body.rid), num_prompts, is_list)
         rids = body.rid
     if not all(rids) or len(set(rids)) < len(rids):
         raise RequestError("rid must hold distinct ids that are not empty", "rid")
     return rids
-
-
-def _check_list(field: str, num_given: int, num_prompts: int, is_list: bool) -> None:
-    if not is_list:
-        raise RequestError(f"{field} is a list, but the prompt is not", field)
-    if num_given != num_prompts:
-        raise RequestError(f"{field} has {num_given} entries for {num_prompts} prompts", field)
 
 
 def _token_ids(prompt: _Prompt, model: ServedModel) -> tuple[int, ...]:

@@ -4,10 +4,11 @@ Knows the size of the vocabulary, and nothing else of the model.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from echo_sched.errors import RequestError
 from echo_sched.params import SEED_BITS, SamplingParams
+from server.fields import check_ids
 from server.schemas import SamplingBody
 
 PLAIN_FIELDS = {
@@ -24,14 +25,6 @@ PLAIN_FIELDS = {
     "no_stop_trim",
 }
 ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
-
-
-def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raises RequestError naming the first id outside the vocabulary."""
-    for place, token_id in enumerate(ids):
-        if not 0 <= token_id < vocab_size:
-            message = f"{field}[{place}] is {token_id}, outside the vocabulary of {vocab_size} tokens"
-            raise RequestError(message, f"{field}[{place}]")
 
 
 def to_params(

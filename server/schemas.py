@@ -19,11 +19,7 @@ MAX_CHOICES = 128  # answers to one prompt, as in OpenAI's API
 
 # Fields that clients are known to send, with the values (besides null) that ask for nothing. Anything else is a 400.
 UNSUPPORTED_BODY: Mapping[str, tuple[Any, ...]] = {
-    "return_logprob": (False,),
-    "top_logprobs_num": (0,),
-    "logprob_start_len": (-1, 0),
     "token_ids_logprob": (),
-    "return_text_in_logprobs": (False,),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
     "lora_path": ("",),
@@ -98,6 +94,10 @@ class GenerateBody(Body):
     sampling_params: SamplingBody | list[SamplingBody] | None = None
     stream: bool | None = None
     rid: Text | list[Text] | None = None
+    return_logprob: bool | list[bool] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    logprob_start_len: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
     speculation: bool | None = None
 
 

@@ -4,12 +4,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.loop import DecodeLoop
 from echo_sched.types import Request
 from tests.loops import EOS_ID, TinyTokenizer, mixed_requests, processed_requests, references, tiny_loop, tiny_target
 from tests.server_harness import Running, serving
+from tests.tiny_models import decode, tiny_model
 
 
 class CallableTokenizer(TinyTokenizer):
@@ -90,3 +92,68 @@ def test_each_of_several_answers_is_what_its_seed_alone_gives() -> None:
             single = server.client.post("/generate", json=body | {"sampling_params": alone}).json()
             assert single["output_ids"] == answer["output_ids"]
     assert len({tuple(answer["output_ids"]) for answer in answers}) == 4
+
+
+def logprob_body(**fields: Any) -> dict[str, Any]:
+    body = body_of(processed_requests(8)[1])
+    return body | {"return_logprob": True} | fields
+
+
+def test_logprobs_have_the_native_shape() -> None:
+    expected = references("llama", 8, processed_requests)["p1"].output_ids
+    prompt = list(processed_requests(8)[1].prompt_ids)
+    tokens = (*prompt, *expected)
+    with torch.no_grad():
+        model_says = torch.log_softmax(tiny_model("llama")(torch.tensor([tokens])).logits[0].float(), dim=-1)
+    with serving(load=load) as server:
+        plain = post(server, logprob_body())["meta_info"]
+        whole = post(server, logprob_body(top_logprobs_num=2, logprob_start_len=4, return_text_in_logprobs=True))
+        silent = post(server, logprob_body(return_logprob=False, top_logprobs_num=0, logprob_start_len=-1))
+    assert [entry[1:] for entry in plain["output_token_logprobs"]] == [[token, None] for token in expected]
+    assert plain["input_token_logprobs"] == [] and "output_top_logprobs" not in plain
+    assert not {key for key in silent["meta_info"] if "logprob" in key}
+
+    meta = whole["meta_info"]
+    assert [entry[1:] for entry in meta["input_token_logprobs"]] == [[t, decode([t])] for t in prompt[4:]]
+    assert meta["input_token_logprobs"][0][0] is None and meta["input_top_logprobs"][0] is None
+    values = [entry[0] for entry in (*meta["input_token_logprobs"][1:], *meta["output_token_logprobs"])]
+    judged = [float(model_says[place - 1, tokens[place]]) for place in range(5, len(tokens))]
+    assert values == pytest.approx(judged, abs=2e-6)
+    tops = [*meta["input_top_logprobs"][1:], *meta["output_top_logprobs"]]
+    assert len(tops) == len(judged) and all(len(top) == 2 for top in tops)
+    for place, top in enumerate(tops, start=4):
+        best = model_says[place].topk(2)
+        assert [token for _, token, _ in top] == best.indices.tolist()
+        assert [value for value, _, _ in top] == pytest.approx(best.values.tolist(), abs=2e-6)
+        assert [text for *_, text in top] == [decode([token]) for token in best.indices.tolist()]
+
+
+def test_streamed_logprobs_grow_with_the_tokens() -> None:
+    body = logprob_body(logprob_start_len=0, top_logprobs_num=1)
+    with serving(load=load) as server:
+        whole = post(server, body)["meta_info"]
+        with server.client.stream("POST", "/generate", json=body | {"stream": True}) as response:
+            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    chunks = [json.loads(line) for line in lines[:-1]]
+    for chunk in chunks:
+        meta, count = chunk["meta_info"], len(chunk["output_ids"])
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert meta[name] == whole[name][:count]
+        for name in ("input_token_logprobs", "input_top_logprobs"):
+            assert meta[name] == whole[name]
+    assert len(chunks) > 1
+
+
+def test_a_list_may_ask_for_each_prompt_apart() -> None:
+    fields = {"return_logprob": [True, False, True], "top_logprobs_num": 1, "logprob_start_len": [-1, -1, 1]}
+    body = {"input_ids": [[1, 2], [3, 4], [5, 6]], "sampling_params": {"max_new_tokens": 2, "n": 2}, **fields}
+    with serving(load=load) as server:
+        metas = [answer["meta_info"] for answer in post(server, body)]
+    assert [len(meta.get("output_token_logprobs", [])) for meta in metas] == [2, 2, 0, 0, 2, 2]
+    assert [len(meta.get("input_token_logprobs", [])) for meta in metas] == [0, 0, 0, 0, 1, 1]
+
+
+def post(server: Running, body: dict[str, Any]) -> Any:
+    response = server.client.post("/generate", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()

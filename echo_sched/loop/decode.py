@@ -19,10 +19,11 @@ from echo_sched.engine.measure import CostCurve, measure_cost
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import RequestError
 from echo_sched.loop.drawing import draw_tokens, walks_of
-from echo_sched.loop.emission import Output, begin_output
+from echo_sched.loop.emission import Output, begin_output, take_event
 from echo_sched.loop.facts import describe
 from echo_sched.loop.grow import grow_trees
 from echo_sched.loop.intake import check_request
+from echo_sched.loop.logprobs import add_logprobs, first_prompt_logprobs
 from echo_sched.loop.phases import PhaseClock
 from echo_sched.loop.records import StepOutcome, count, step_record
 from echo_sched.loop.rows import Chunk, chunk_segment, committed_features, slot_of, tree_segment
@@ -137,7 +138,8 @@ class DecodeLoop:
         if request.request_id in self._outputs:
             raise RequestError(f"request id {request.request_id!r} is in use", "rid")
         decode = self._decoder(request.params.skip_special_tokens)
-        self._outputs[request.request_id] = begin_output(request, decode, eos_ids)
+        output = self._outputs[request.request_id] = begin_output(request, decode, eos_ids)
+        output.prompt_logprobs.extend(first_prompt_logprobs(request, self._decoder(False)))
         self._waiting.append(request)
 
     def cancel(self, request_id: str) -> None:
@@ -181,8 +183,11 @@ class DecodeLoop:
             packed = pack([*map(tree_segment, decoding, trees), *map(chunk_segment, chunks)])
             logits, features = self.target.forward_with_features(packed, self._aux_layers)
         with clock("accept"):
-            walks = walks_of(decoding, trees, chunks, packed.logit_start.tolist(), self._outputs)
+            logit_start = packed.logit_start.tolist()
+            walks = walks_of(decoding, trees, chunks, logit_start, self._outputs)
             emitted, accepted = draw_tokens(walks, logits, self.sampler, self._outputs, self.target.facts.eos_ids)
+            chunk_rows = list(zip(chunks, logit_start[len(decoding) : -1], strict=True))
+            add_logprobs(walks, emitted, accepted, chunk_rows, logits, self._outputs, self._decoder(False))
         with clock("commit"):
             kept = self._commit(decoding, accepted[: len(decoding)], chunks)
         if features is not None:
@@ -229,8 +234,7 @@ class DecodeLoop:
         """What the streams are told; finished requests leave."""
         events = []
         for request, tokens in zip(requests, emitted, strict=True):
-            text = self._outputs[request.request_id].text.take(final=request.finish is not None)
-            events.append(TokenEvent(request, tuple(tokens), text, request.finish))
+            events.append(take_event(request, tokens, self._outputs[request.request_id]))
             if request.finish is not None:
                 self._release(request)
         return events

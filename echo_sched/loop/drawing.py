@@ -22,13 +22,13 @@ def walks_of(
 
     `logit_start[s]` is the first logit row of segment s; segments are the trees, then the chunks.
     """
-    drawing = [(request, tree, segment) for segment, (request, tree) in enumerate(zip(decoding, trees, strict=True))]
+    drawing = list(zip(decoding, trees, logit_start[: len(decoding)], strict=True))
     for segment, chunk in enumerate(chunks, start=len(decoding)):
         if chunk.finishes_prompt:
-            drawing.append((chunk.request, DraftTree(), segment))
+            drawing.append((chunk.request, DraftTree(), logit_start[segment + 1] - 1))
     return [
-        (r, Walk(tree, r.params, r.num_tokens, logit_start[segment], outputs[r.request_id].history))
-        for r, tree, segment in drawing
+        (request, Walk(tree, request.params, request.num_tokens, first_row, outputs[request.request_id].history))
+        for request, tree, first_row in drawing
     ]
 
 

@@ -19,6 +19,11 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, eos_ids
             f"{max_model_len} tokens",
             "max_new_tokens",
         )
+    if request.logprobs is not None and request.logprobs.logprob_start_len > len(prompt):
+        raise RequestError(
+            f"logprob_start_len ({request.logprobs.logprob_start_len}) is behind the prompt ({len(prompt)} tokens)",
+            "logprob_start_len",
+        )
     _check_vocabulary(params, vocab_size)
     _check_choice(params, vocab_size, eos_ids)
 
