@@ -189,7 +189,7 @@ def test_neighbours_change_nothing() -> None:
         assert torch.equal(together, alone) and torch.equal(together, backwards)
 
 
-def test_a_history_is_kept_up_to_date_and_never_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_is_kept_up_to_date_and_never_counted_again() -> None:
     """What a token costs does not grow with the output before it: no pass over the ids, only one line touched."""
     params = SamplingParams(max_new_tokens=4000, repetition_penalty=1.1, presence_penalty=0.2)
     history = History(params, range(VOCAB_SIZE), EOS_IDS)
