@@ -7,10 +7,12 @@ counted on the way.
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.arms import REFERENCE, Arm, parse_arms
 from benchmarks.comparison import Plan, check_exactness, run_trials, summarise
+from benchmarks.exactness import Tokens
 from benchmarks.reliability_plot import reliability_svg
 from benchmarks.report import check_output, finite, print_json, progress_bar, write_json
 from benchmarks.tables import show_comparison
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = bar.add_task("requests", total=plan.num_requests)
         trials = run_trials(loop, plan, lambda: bar.advance(task))
         bar.update(task, description="checking tokens")
-        exactness = check_exactness(trials, plan, lambda tokens, how: _margin(loop, tokens, how))
+        exactness = check_exactness(trials, plan, partial(_margin, loop))
     document = {
         **summarise(trials),
         "exactness": {"numerics": base.numerics, **exactness},
@@ -90,11 +92,12 @@ def _encode(loop: "DecodeLoop", prompts: Sequence[Prompt], args: argparse.Namesp
     return fitting
 
 
-def _margin(loop: "DecodeLoop", tokens: tuple[int, ...], params: SamplingParams) -> float:
-    """How near the choice after `tokens` was to going the other way, from logits computed plainly."""
+def _margin(loop: "DecodeLoop", prompt: Tokens, output: Tokens, params: SamplingParams) -> float:
+    """How near the choice after prompt and output was to going the other way, from logits computed plainly."""
     from echo_sched.engine.reference import choose
 
-    return choose(loop.score(tokens).double().cpu().numpy(), params, position=len(tokens)).margin
+    logits = loop.score((*prompt, *output)).double().cpu().numpy()
+    return choose(logits, params, prompt, output, tuple(loop.target.facts.eos_ids)).margin
 
 
 def _headline(path: str, document: dict[str, Any]) -> dict[str, Any]:

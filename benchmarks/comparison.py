@@ -14,7 +14,7 @@ from echo_sched.types import Request, SamplingParams
 WARMUP_TOKENS = 8  # enough steps to draft, verify and commit
 
 Trials = dict[tuple[str, int], list[Trial]]  # (arm, concurrency) -> one per repeat, in the order they ran
-Margin = Callable[[tuple[int, ...], SamplingParams], float]  # (tokens before the choice, how it is made) -> margin
+Margin = Callable[[Tokens, Tokens, SamplingParams], float]  # (prompt, output before the choice, how it is made)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def check_exactness(trials: Trials, plan: Plan, margin: Margin) -> dict[str, Any
         key = request, position, tuple(before)
         if key not in known:  # arms that fork at the same place share one forward
             params = plan.request_params(request, plan.params.max_new_tokens)
-            known[key] = margin((*plan.prompts[request], *before), params)
+            known[key] = margin(plan.prompts[request], before, params)
         return known[key]
 
     arms: dict[str, dict[str, Any]] = {}

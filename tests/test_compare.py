@@ -20,10 +20,12 @@ from benchmarks.exactness import Fork, find_forks
 from benchmarks.trial import run_trial
 from echo_sched import cli
 from echo_sched.config import EngineConfig
+from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import ConfigError, RequestError
 from echo_sched.loop import DecodeLoop
 from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
+from tests.loops import processed_requests, references, tiny_loop, tiny_target
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_PROMPTS, NUM_TOKENS, NODES_PER_TREE = 5, 7, 3
@@ -107,10 +109,14 @@ def plan_of(arms: str = "off,static,echo", concurrencies: Sequence[int] = (1, 4)
     return Plan(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, num_warmups=2)
 
 
+def margin_of(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
+    return len(prompt) + len(output) + params.seed / 100
+
+
 def compared(wrong: Wrong = right, plan: Plan | None = None) -> tuple[Trials, dict[str, Any]]:
     plan = plan or plan_of()
     trials = run_trials(FakeEngine(wrong=wrong), plan)
-    return trials, check_exactness(trials, plan, lambda tokens, params: len(tokens) + params.seed / 100)
+    return trials, check_exactness(trials, plan, margin_of)
 
 
 def test_arms_are_interleaved_and_take_turns_at_being_first() -> None:
@@ -219,13 +225,24 @@ def test_the_control_shows_plain_decoding_that_depends_on_the_load() -> None:
 def test_the_margin_of_a_fork_is_computed_once() -> None:
     plan, asked = plan_of(), []
 
-    def margin(tokens: tuple[int, ...], params: SamplingParams) -> float:
-        asked.append((tokens, params.seed))
+    def margin(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
+        asked.append((prompt, output, params.seed))
         return 0.0
 
     trials = run_trials(FakeEngine(wrong=lambda policy, *_: policy != "off" and _[1:] == (2, 1)), plan)
     check_exactness(trials, plan, margin)
-    assert asked == [((2, 200), 21)]
+    assert asked == [((2,), (200,), 21)]
+
+
+def test_a_margin_knows_prompt_from_output() -> None:
+    """Penalties and min_new_tokens count them apart, so a margin needs both."""
+    loop = tiny_loop(tiny_target(), NGramDrafter())
+    for request in processed_requests(8):
+        expected = references("llama", 8, processed_requests)[request.request_id]
+        for position in (0, 3, 8):
+            output = expected.output_ids[:position]
+            margin = compare._margin(loop, request.prompt_ids, output, request.params)
+            assert margin == pytest.approx(expected.margins[position], abs=1e-6)
 
 
 def test_repeats_that_differ_are_reported() -> None:

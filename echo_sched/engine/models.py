@@ -157,11 +157,12 @@ def model_facts(path: str, model: PreTrainedModel, dtype: torch.dtype, max_model
     ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     if not ids:
         logger.warning("this model names no end-of-sequence token: requests end by length or stop strings only")
+    vocab_size = _weight(model.get_output_embeddings()).shape[0]
     return ModelFacts(
         path=path,
-        vocab_size=_weight(model.get_output_embeddings()).shape[0],
+        vocab_size=vocab_size,
         max_model_len=max_model_len,
-        eos_ids=frozenset(ids),
+        eos_ids=frozenset(token for token in ids if token < vocab_size),  # a token without a logit is never drawn
         windows=_windows(config),
         kv_shape=kv_shape(config),
         dtype=dtype,
