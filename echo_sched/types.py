@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from echo_sched.errors import RequestError
+from echo_sched.tree import IntArray, Offers
 
 GREEDY_BELOW = 1e-6  # a temperature below this is greedy decoding (http.md)
 MAX_SEED = 2**64 - 1
@@ -163,6 +164,15 @@ class NodeReading(NamedTuple):
     accepted: bool  # the node is on the emitted path
 
 
+class StepOffers(NamedTuple):
+    """All that the drafter offered in one step (raw data, as above). Arrays [C]."""
+
+    request_ids: tuple[str, ...]  # [B] decoding requests; `offers.request` is an index into them
+    offers: Offers
+    depth: IntArray
+    node: IntArray  # number of the node that it became while trees grew; below -1 where it became none
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One step in plain numbers. Candidates offered >= nodes verified >= nodes accepted."""
@@ -184,3 +194,4 @@ class StepRecord:
     seconds: dict[str, float]  # phase -> seconds: schedule, draft, verify, accept, commit
     gate_readings: tuple[GateReading, ...] = ()  # only when recording
     node_readings: tuple[NodeReading, ...] = ()  # only when recording: every verified node
+    offers: StepOffers | None = None  # only when recording
