@@ -1,4 +1,4 @@
-"""What a user may decide about scheduling. Knows no policy."""
+"""What a user may decide about scheduling. Knows no policy, and no config but by the names of its settings."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -33,3 +33,8 @@ class PolicySettings:
         for name, minimum in (("k_max", 0), ("max_depth", 1), ("branching", 1), ("seed", 0)):
             if getattr(self, name) < minimum:
                 raise ConfigError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+
+    @staticmethod
+    def of(config: object) -> "PolicySettings":
+        """The part of a config that the scheduler reads."""
+        return PolicySettings(**{name: getattr(config, name) for name in PolicySettings.__dataclass_fields__})
