@@ -5,7 +5,7 @@ the trace.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,8 +80,12 @@ def record(
     return tuple(_label(request.output_ids, columns[request.request_id]) for request in requests)
 
 
-def offer_trace(loop: DecodeLoop, requests: Sequence[Request], pools: tuple[tuple[Pool, ...], ...],
-                provenance: dict[str, object]) -> OfferTrace:  # fmt: skip
+def offer_trace(
+    loop: DecodeLoop,
+    requests: Sequence[Request],
+    pools: tuple[tuple[Pool, ...], ...],
+    provenance: dict[str, Any],
+) -> OfferTrace:
     """What `record` found on `loop`, with what identifies it."""
     header = TraceHeader(
         model=loop.model_identity,
