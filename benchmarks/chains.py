@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 
-from benchmarks.report import check_output, finite, print_json, progress_bar, show_table, write_json
 from benchmarks.scrape import ACCEPTED_PER_POSITION, DRAFTS, Counters, read_counters
 from benchmarks.workload import add_workload_flags, positive_int, read_workload
 from echo_sched.cli import Parser, run
@@ -19,6 +18,7 @@ from echo_sched.errors import DataError
 from echo_sched.flags import add_engine_flags, engine_config
 from echo_sched.prompts import encode_prompt
 from echo_sched.provenance import command_line, provenance
+from echo_sched.report import check_output, finite, print_json, progress_bar, show_table, write_json
 from echo_sched.types import Request, SamplingParams
 
 if TYPE_CHECKING:

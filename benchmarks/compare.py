@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.arms import REFERENCE, Arm, parse_arms
 from benchmarks.comparison import Plan, check_exactness, run_trials, summarise
 from benchmarks.exactness import Tokens
 from benchmarks.reliability_plot import reliability_svg
-from benchmarks.report import check_output, finite, print_json, progress_bar, write_json
 from benchmarks.tables import show_comparison
 from benchmarks.workload import add_workload_flags, concurrency_list, positive_int, read_workload
+from echo_sched.arms import REFERENCE, Arm, parse_arms
 from echo_sched.cli import Parser, run
 from echo_sched.errors import ConfigError, DataError
 from echo_sched.flags import add_engine_flags, engine_config
 from echo_sched.plots import save_svg
 from echo_sched.prompts import Prompt, encode_prompt
 from echo_sched.provenance import command_line, provenance
+from echo_sched.report import check_output, finite, print_json, progress_bar, write_json
 from echo_sched.types import SamplingParams
 
 if TYPE_CHECKING:

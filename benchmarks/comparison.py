@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.arms import REFERENCE, Arm
 from benchmarks.exactness import MarginOf, Tokens, equality
 from benchmarks.trial import SharedEngine, Trial, run_trial
+from echo_sched.arms import REFERENCE, Arm
 from echo_sched.types import Request, SamplingParams
 
 WARMUP_TOKENS = 8  # enough steps to draft, verify and commit

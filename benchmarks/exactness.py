@@ -7,7 +7,7 @@ going the other way: a small one means rounding, a large one means a bug. Knows 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.report import finite
+from echo_sched.report import finite
 
 Tokens = Sequence[int]
 # (request, position, the reference's tokens before the fork) -> margin

@@ -18,13 +18,13 @@ from benchmarks.arrivals import random_arrivals, trace_arrivals
 from benchmarks.client import ServerFacts, drive, open_client, read_server_facts, scrape
 from benchmarks.dialects import Completions, Dialect, Generation, Native
 from benchmarks.load_flags import load_test_parser
-from benchmarks.report import check_output, console, finite, print_json, progress_bar, show_table, write_json
 from benchmarks.scrape import speculation_between
 from benchmarks.tokens import encode_all
 from benchmarks.workload import read_workload
 from echo_sched.cli import run
 from echo_sched.errors import ConfigError
 from echo_sched.provenance import command_line, provenance
+from echo_sched.report import check_output, console, finite, print_json, progress_bar, show_table, write_json
 from echo_sched.tree import FloatArray
 
 TABLE_COLUMNS = {

@@ -6,8 +6,8 @@ Knows the JSON document of a comparison and nothing of how it came about.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.arms import REFERENCE
 from benchmarks.reliability import ALL_DEPTHS
+from echo_sched.arms import REFERENCE
 from echo_sched.plots import COLOURS, draw_svg
 
 if TYPE_CHECKING:

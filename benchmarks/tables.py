@@ -5,8 +5,8 @@ Knows the JSON document of a comparison and nothing of how it came about.
 
 from typing import Any
 
-from benchmarks.arms import REFERENCE
-from benchmarks.report import console, show_table
+from echo_sched.arms import REFERENCE
+from echo_sched.report import console, show_table
 
 COMPARISON_COLUMNS = {
     "tokens/s": "output_throughput",

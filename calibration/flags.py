@@ -51,7 +51,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ConfigError(f"--cost-repeats must not be negative, got {args.cost_repeats}")
     if not (math.isfinite(args.auc_cut) and 0.0 <= args.auc_cut <= 1.0):
         raise ConfigError(f"--auc-cut must be in [0, 1], got {args.auc_cut}")
-    _check_writable(args.out)
+    _check_writable("--out", args.out)
+    if args.trace is not None:
+        _check_writable("--trace", args.trace)
     return args
 
 
@@ -67,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("data", metavar="DATA", help="file of prompts such as you will serve (JSON Lines or JSON, may be gzipped)")
     add("--out", required=True, metavar="FILE", help="profile to write; an existing one is replaced when all is done")
+    add(
+        "--trace",
+        metavar="FILE.jsonl.gz",
+        help="also answer the prompts once more, and write what the drafter offers at every position of every answer: "
+        "what `echo-sched simulate` reads",
+    )
     add("--max-prompts", type=int, default=64, metavar="N", help="most prompts to run, drawn at random (default: 64)")
     add("--max-new-tokens", type=int, default=64, metavar="N", help="most tokens per answer (default: 64)")
     add("--concurrency", type=int, default=4, metavar="N", help="answers written at once (default: 4)")
@@ -87,14 +95,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--cost-tokens",
-        type=_ascending,
+        type=ascending,
         default=DEFAULT_COST_TOKENS,
         metavar="N,N,...",
         help="packed rows whose forward is timed; go as far as your --k-max and batch (default: 1 to 128 in 14 steps)",
     )
     add(
         "--cost-contexts",
-        type=_ascending,
+        type=ascending,
         default=DEFAULT_COST_CONTEXTS,
         metavar="L,L,...",
         help="tokens each request has in its cache while that is timed (default: 128,1024)",
@@ -104,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ascending(text: str) -> tuple[int, ...]:
+def ascending(text: str) -> tuple[int, ...]:
+    """Numbers of at least 1, separated by commas."""
     try:
         values = tuple(sorted({int(word) for word in text.split(",")}))
     except ValueError:
@@ -114,13 +123,13 @@ def _ascending(text: str) -> tuple[int, ...]:
     return values
 
 
-def _check_writable(out: str) -> None:
+def _check_writable(flag: str, out: str) -> None:
     """Long work is not begun when its result could not be written."""
     path = Path(out)
     if path.is_dir():
-        raise ConfigError(f"--out {out} is a folder; name a file")
+        raise ConfigError(f"{flag} {out} is a folder; name a file")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise ConfigError(f"--out {out}: cannot write in folder {path.parent}: {error.strerror}") from error
+        raise ConfigError(f"{flag} {out}: cannot write in folder {path.parent}: {error.strerror}") from error

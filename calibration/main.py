@@ -1,4 +1,4 @@
-"""`echo-sched calibrate`: prompts in, profile out.
+"""`echo-sched calibrate`: prompts in, profile out, and a trace where one is asked for.
 
 Progress goes to stderr, the table to stdout, and stdout's last line is one JSON document.
 """
@@ -9,6 +9,7 @@ from rich.console import Console
 
 from calibration.flags import parse, sampling_params
 from calibration.report import print_table, summary_line
+from calibration.trace import write_trace
 from echo_sched.prompts import load_prompts
 from echo_sched.provenance import command_line
 
@@ -20,8 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = load_prompts(args.data)
     from calibration.run import calibrate  # loads torch: --help and bad input need not wait for it
 
-    profile, fitted = calibrate(args, params, prompts, command_line("echo-sched calibrate", argv))
+    profile, fitted, trace = calibrate(args, params, prompts, command_line("echo-sched calibrate", argv))
     profile.save(args.out)
+    if trace is not None:
+        write_trace(args.trace, trace)
     print_table(fitted, Console())
-    print(summary_line(profile, args.out), flush=True)
+    print(summary_line(profile, args.out, args.trace), flush=True)
     return 0

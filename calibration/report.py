@@ -29,12 +29,13 @@ def print_table(fit: Fit, console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def summary_line(profile: Profile, out: str) -> str:
+def summary_line(profile: Profile, out: str, trace: str | None) -> str:
     """One JSON document on one line."""
     data, run = profile.provenance["data"], profile.provenance["run"]
     return json.dumps(
         {
             "out": out,
+            "trace": trace,
             "weights": profile.provenance["weights"],
             "num_prompts": data["num_prompts"],
             "num_skipped": data["num_skipped"],

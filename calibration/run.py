@@ -12,6 +12,8 @@ from calibration.acceptance import acceptance_curves
 from calibration.collect import Trace, collect, draw_sample
 from calibration.progress import progress
 from calibration.provenance import profile_provenance
+from calibration.record import offer_trace, record, tracing
+from calibration.trace import OfferTrace
 from echo_sched.config import EngineConfig
 from echo_sched.engine.measure import CostCurve
 from echo_sched.errors import DataError
@@ -24,7 +26,7 @@ from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.fit import DepthFit, Fit, fit
 from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile
 from echo_sched.scheduler.starting_values import built_in_profile
-from echo_sched.types import SamplingParams
+from echo_sched.types import Request, SamplingParams
 
 SETTINGS = (
     "max_prompts",
@@ -45,6 +47,7 @@ class Calibration(NamedTuple):
 
     profile: Profile
     fit: Fit
+    trace: OfferTrace | None  # where one was asked for
 
 
 def calibrate(
@@ -74,7 +77,8 @@ def calibrate(
         curve=curve,
         weights=loop.info()["weights"],
     )
-    return Calibration(_profile(loop, fitted, trace, curve, facts), fitted)
+    offers = _record(loop, sample.requests, args.concurrency, facts) if args.trace else None
+    return Calibration(_profile(loop, fitted, trace, curve, facts), fitted, offers)
 
 
 def ungated(args: argparse.Namespace) -> EngineConfig:
@@ -96,6 +100,15 @@ def ungated(args: argparse.Namespace) -> EngineConfig:
         k_max=args.concurrency * levels * served.branching,
         max_batch_size=max(served.max_batch_size, args.concurrency),
     )
+
+
+def _record(loop: DecodeLoop, answered: Sequence[Request], concurrency: int, facts: dict[str, Any]) -> OfferTrace:
+    """Answer the same prompts again, one token at a time."""
+    recording = tracing(loop)
+    requests = [Request(request.request_id, request.prompt_ids, request.params) for request in answered]
+    with progress("recording what is offered at every position (answers)") as report:
+        pools = record(recording, requests, concurrency=concurrency, report=report)
+    return offer_trace(recording, requests, pools, facts)
 
 
 def _measure(loop: DecodeLoop, args: argparse.Namespace) -> CostCurve | None:

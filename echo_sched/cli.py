@@ -44,6 +44,9 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("server.__main__", "serve a model over HTTP"),
     "calibrate": Command("echo_sched.calibrate", "measure a model on your prompts and write the scheduler's profile"),
+    "simulate": Command(
+        "calibration.simulate", "try policies on a recorded trace, at any load and cost, without a model"
+    ),
     "train-draft": Command("echo_sched.train_draft", "train an EAGLE-3 draft head from a model's own answers"),
     "bench load": Command(
         "benchmarks.load_test", "send a file of prompts to a running server at several concurrencies"
@@ -62,6 +65,8 @@ a first session:
   echo-sched serve                                  # SmolLM2-135M-Instruct (Q4_1 weights, dequantised), 127.0.0.1:8000
   echo-sched calibrate prompts.jsonl --out profile.json
   echo-sched serve --profile profile.json --k-max 64
+  echo-sched calibrate prompts.jsonl --out profile.json --trace trace.jsonl.gz
+  echo-sched simulate trace.jsonl.gz --profile profile.json --concurrency 8,64,256 --output simulated.json
   echo-sched bench load --base-url http://127.0.0.1:8000 --dataset-path prompts.jsonl --max-concurrency 1,8,32
 
 `echo-sched COMMAND --help` explains a command and its flags."""

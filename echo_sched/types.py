@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from echo_sched.params import MAX_SEED as MAX_SEED
 from echo_sched.params import LogprobParams as LogprobParams
 from echo_sched.params import SamplingParams as SamplingParams
+from echo_sched.tree import IntArray, Offers
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,15 @@ class NodeReading(NamedTuple):
     accepted: bool  # the node is on the emitted path
 
 
+class StepOffers(NamedTuple):
+    """All that the drafter offered in one step (raw data, as above). Arrays [C]."""
+
+    request_ids: tuple[str, ...]  # [B] decoding requests; `offers.request` is an index into them
+    offers: Offers
+    depth: IntArray
+    node: IntArray  # number of the node that it became while trees grew; below -1 where it became none
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One step in plain numbers. Candidates offered >= nodes verified >= nodes accepted."""
@@ -155,3 +165,4 @@ class StepRecord:
     expected_seconds: float | None = None  # of the verify phase, likewise
     gate_readings: tuple[GateReading, ...] = ()  # only when recording
     node_readings: tuple[NodeReading, ...] = ()  # only when recording: every verified node
+    offers: StepOffers | None = None  # only when recording

@@ -202,6 +202,9 @@ class SlowAllocation:
         self.report()
         if self.plan.rerank:
             self.rerank()
+        if not self.plan.verify:
+            self.outcome.num_dropped, self.outcome.num_nodes = self.outcome.num_nodes, [0 for _ in self.requests]
+            self.outcome.num_transferred = 0
         return self.outcome
 
     def offers(self, request: SlowRequest, depth: int) -> list[Wish]:

@@ -21,9 +21,8 @@ from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.engine.reference import ReferenceResult, reference_decode
 from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
-from echo_sched.loop.assembly import policy_settings
 from echo_sched.scheduler.cost import CostTable
-from echo_sched.scheduler.policy import make_policy
+from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams
 from tests.fakes import ScriptedDrafter
@@ -94,7 +93,8 @@ def tiny_loop(
     defaults: dict[str, object] = {"drafter": "ngram", "k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
     config = EngineConfig.model_validate(defaults | settings)
     profile = replace(built_in_profile(config.drafter), cost=cost)
-    return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile, sampler=sampler)
+    policy = make_policy(PolicySettings.of(config), profile)
+    return DecodeLoop(config, target, drafter, policy, profile, sampler=sampler)
 
 
 def mixed_requests(count: int) -> list[Request]:

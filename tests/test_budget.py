@@ -48,6 +48,7 @@ def steps(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
 
     shares = draw(st.sampled_from(("free", "even", "cut")))
     rerank = draw(st.booleans())
+    verify = draw(st.sampled_from((True, True, True, False)))
     plan = Plan(
         k_max=k_max,
         max_depth=max_depth,
@@ -63,10 +64,11 @@ def steps(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
             "even": tuple(even_shares(k_max, len(caps)).tolist()),
             "cut": (k_max // len(caps),) * len(caps),
         }[shares],
-        widen=not rerank and draw(st.booleans()),
+        widen=verify and not rerank and draw(st.booleans()),
         widen_scope=draw(st.sampled_from(("all", "truncation"))),
-        rerank=rerank,
+        rerank=verify and rerank,
         price=draw(st.none() | prices(k_max, len(caps), max_depth)),
+        verify=verify,
     )
     return plan, caps, draw(st.integers(0, 10_000))
 
@@ -113,9 +115,8 @@ def test_the_order_of_candidates_changes_nothing(step: tuple[Plan, list[int], in
 @given(steps())
 def test_nothing_that_could_be_paid_for_is_left_when_width_is_free(step: tuple[Plan, list[int], int]) -> None:
     plan, caps, seed = step
-    driven = drive(
-        replace(plan, shares=None, widen=True, widen_scope="all", rerank=False, price=None), caps, scattered(seed)
-    )
+    free = replace(plan, shares=None, widen=True, widen_scope="all", rerank=False, price=None, verify=True)
+    driven = drive(free, caps, scattered(seed))
     assert sum(driven.outcome.num_nodes) == min(plan.k_max, driven.outcome.num_offered)
 
 
@@ -146,7 +147,7 @@ def test_a_read_depth_truncates_exactly_the_unconfident(step: tuple[Plan, list[i
 def test_no_tree_within_the_shares_is_better_than_the_reranked_one(step: tuple[Plan, list[int], int]) -> None:
     """Whoever was seen and not kept is no better than the worst that was kept of the same request."""
     plan, caps, seed = step
-    plan = replace(plan, rerank=True, widen=False, price=None)
+    plan = replace(plan, rerank=True, widen=False, price=None, verify=True)
     driven = drive(plan, caps, scattered(seed))
     free = drive(replace(plan, k_max=10**6, shares=None), caps, scattered(seed))  # keeps all that is seen
     for tree, whole in zip(driven.trees, free.trees, strict=True):
@@ -165,7 +166,7 @@ def test_what_is_bought_at_a_price_is_never_worth_less_than_nothing(
     plan, caps, seed = step
     assume(plan.price is not None)
     assert plan.price is not None
-    driven = drive(replace(plan, rerank=rerank, widen=not rerank), caps, scattered(seed))
+    driven = drive(replace(plan, rerank=rerank, widen=not rerank, verify=True), caps, scattered(seed))
     report, price = driven.report, plan.price
     drafting = report.num_levels * price.level_seconds
     rate = (price.base_tokens + report.expected) / (price.verify_seconds[report.num_nodes.sum()] + drafting)
@@ -400,3 +401,15 @@ def test_the_random_steps_reach_every_rule() -> None:
         ):
             seen[name] = seen.get(name, 0) + value
     assert min(seen[name] for name in ("gate", "budget", "deepened", "widened", "transferred")) >= 5
+
+
+def test_what_is_not_verified_is_grown_offered_and_dropped() -> None:
+    plan = Plan(100, 3, 3, (2,) * 3, (None,) * 3)
+    verified = drive(plan, [3, 3], scripted({0: FORKED, 1: FORKED}))
+    dropped = drive(replace(plan, verify=False), [3, 3], scripted({0: FORKED, 1: FORKED}))
+    assert dropped.outcome.grown == verified.outcome.grown != []
+    assert dropped.outcome.num_dropped == verified.outcome.num_nodes
+    assert dropped.outcome.num_nodes == [0, 0] == [len(tree) for tree in dropped.trees]
+    assert dropped.report.expected == 0.0 < verified.report.expected
+    assert dropped.report.seen.node.tolist() == verified.report.seen.node.tolist()
+    assert dropped.report.num_levels == verified.report.num_levels

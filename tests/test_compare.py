@@ -14,11 +14,11 @@ import torch
 
 from benchmarks import compare
 from benchmarks.acceptance import Acceptance
-from benchmarks.arms import ARM_SETTINGS, parse_arms
 from benchmarks.comparison import Plan, Trials, check_exactness, run_trials, summarise
 from benchmarks.exactness import Fork, find_forks
 from benchmarks.trial import run_trial
 from echo_sched import cli
+from echo_sched.arms import ARM_SETTINGS, parse_arms
 from echo_sched.config import EngineConfig
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.engine.sampling import sample

@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_STEPS, Economy
 from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Profile
+from echo_sched.scheduler.seen import Seen
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from tests.allocation_twin import Children, drive, scattered
 
@@ -65,7 +65,7 @@ def test_k_max_changes_at_most_once_per_hold_unless_the_batch_moves() -> None:
     changes = []
     previous = economy.k_max(Load(2, 0))
     for step in range(1, 400):
-        flickering = replace(report, chances=report.chances if step % 3 else np.zeros(0))
+        flickering = replace(report, seen=report.seen if step % 3 else Seen.concat([]))
         economy.observe(Load(2, step), flickering)
         k_max = economy.k_max(Load(2, step + 1))
         if k_max not in (previous, 40):  # 40: a probe

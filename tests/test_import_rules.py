@@ -30,12 +30,21 @@ def test_the_scheduler_imports_no_tensors_and_no_settings() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["tree", "types", "text", "prompts", "config", "errors", "notice", "heads", "plots", "flags", "fetch", "cli"],
+    [
+        *("tree", "types", "text", "prompts", "config", "arms", "errors", "notice", "report", "heads", "plots"),
+        *("flags", "fetch", "cli"),
+    ],
 )
 def test_the_ground_floor_and_the_command_line_import_no_tensors(module: str) -> None:
     loaded = loaded_by(f"echo_sched.{module}")
     assert f"echo_sched.{module}" in loaded
     assert not loaded & set(SLOW)
+
+
+def test_the_simulator_imports_no_tensors() -> None:
+    loaded = loaded_by("calibration.simulate")
+    assert {"calibration.trace", "calibration.replay", "calibration.clairvoyant"} <= loaded
+    assert not loaded & {*SLOW, "echo_sched.engine", "echo_sched.loop"}
 
 
 def test_the_check_can_see_torch() -> None:

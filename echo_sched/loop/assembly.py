@@ -33,7 +33,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     config = resolve_drafter(config)
     profile = _read_profile(config)
     parts = check_drafter(config.drafter, config.draft_model, config.aux_layers, resolve_model)
-    make_policy(policy_settings(config), profile)
+    make_policy(PolicySettings.of(config), profile)
     target = open_target(
         resolve_model(config.model),
         dtype=config.dtype,
@@ -89,11 +89,6 @@ def resolve_drafter(config: EngineConfig) -> EngineConfig:
     return config.model_copy(update={"drafter": "eagle3", "draft_model": head.name})
 
 
-def policy_settings(config: EngineConfig) -> PolicySettings:
-    """The part of a config that the scheduler reads."""
-    return PolicySettings(**{name: getattr(config, name) for name in PolicySettings.__dataclass_fields__})
-
-
 def _loop(
     config: EngineConfig,
     target: Target,
@@ -103,7 +98,7 @@ def _loop(
     recording: bool,
     sampler: Sampler = sample,
 ) -> DecodeLoop:
-    policy = make_policy(policy_settings(config), profile)
+    policy = make_policy(PolicySettings.of(config), profile)
     loop = DecodeLoop(config, target, drafter, policy, profile, recording=recording, sampler=sampler)
     check_profile(profile, loop.model_identity, loop.drafter_identity)
     return loop

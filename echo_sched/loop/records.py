@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from echo_sched.loop.rows import Chunk
 from echo_sched.scheduler.plan import AllocationReport, Plan
 from echo_sched.tree import DraftTree
-from echo_sched.types import GateReading, NodeReading, Request, StepRecord
+from echo_sched.types import GateReading, NodeReading, Request, StepOffers, StepRecord
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
         expected_seconds=_expected_seconds(outcome),
         gate_readings=_gate_readings(outcome) if recording else (),
         node_readings=_node_readings(outcome) if recording else (),
+        offers=_offers(outcome) if recording else None,
     )
 
 
@@ -91,3 +92,8 @@ def _node_readings(outcome: StepOutcome) -> tuple[NodeReading, ...]:
         for accepted in (set(nodes),)
         for node, (depth, path_logp) in enumerate(zip(tree.depths, tree.path_logps, strict=True))
     )
+
+
+def _offers(outcome: StepOutcome) -> StepOffers:
+    seen = outcome.report.seen
+    return StepOffers(tuple(request.request_id for request in outcome.decoding), seen.offers, seen.depth, seen.node)

@@ -3,7 +3,8 @@
     R = K_max
     grant(depth 1), grant(depth 2), ...     gate -> offers -> charge, best path first, until `done`
     finish()                                widen: what was seen and not granted, best first, until R == 0;
-                                            or rerank: growing was free, the best K_max of all seen are paid for
+                                            or rerank: growing was free, the best K_max of all seen are paid for;
+                                            or drop: the plan has nothing verified
 
 Where the plan has a price, nothing is bought that does not raise the tokens expected per second. Order and ties are
 those of order.py everywhere. Knows no drafter, no model and no policy, only the plan. After ECHO (arXiv 2604.09603), as
@@ -91,9 +92,11 @@ class Allocation:
         return Grant(candidates.take(bought), numbers[bought], self.active)
 
     def finish(self) -> Selection:
-        """End the trees: rerank or widen, as the plan says. What is added is a leaf."""
+        """End the trees: rerank, widen or drop them, as the plan says. What is added is a leaf."""
         assert not self._finished
         self._finished = True
+        if not self._plan.verify:
+            return self._drop()
         if self._plan.rerank:
             return self._rerank()
         return Selection(self._widen() if self._plan.widen else Grant.nothing(len(self._caps)), None)
@@ -114,7 +117,7 @@ class Allocation:
             budget_truncated=self._budget_truncated.copy(),
             price_truncated=self._price_truncated.copy(),
             deepened=dict(self._deepened),
-            chances=np.sort(Seen.concat(self._seen).chance)[::-1],
+            seen=Seen.concat(self._seen),
             expected=self._gained,
             readings=self._log.readings,
         )
@@ -191,6 +194,12 @@ class Allocation:
         chosen = chosen.take(np.arange(self._num_bought(chosen.chance)))
         self._num_widened = np.bincount(chosen.offers.request, minlength=len(self._caps))
         return self._leaves(chosen)
+
+    def _drop(self) -> Selection:
+        """Keep nothing of what was grown."""
+        self._num_dropped, self._num_nodes = self._num_nodes, np.zeros_like(self._num_nodes)
+        self._gained = 0.0
+        return Selection(Grant.nothing(len(self._caps)), (np.zeros(0, np.int64),) * len(self._caps))
 
     def _rerank(self) -> Selection:
         """Pay for the best of all that was seen, as many as pay, and drop the rest."""

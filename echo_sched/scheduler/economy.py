@@ -74,7 +74,7 @@ class Economy:
         """Remember what the candidates of a step were worth, up to the K_max that it had."""
         if report.num_levels == 0:
             return
-        gained = np.concatenate([[0.0], np.cumsum(report.chances)]) / load.num_requests
+        gained = np.concatenate([[0.0], np.cumsum(np.sort(report.seen.chance)[::-1])]) / load.num_requests
         gain = np.interp(NODES_PER_REQUEST * load.num_requests, np.arange(len(gained)), gained)
         fresh = 1.0 if self._gain is None else MEMORY
         known = gain if self._gain is None else self._gain

@@ -11,6 +11,7 @@ import numpy as np
 
 from echo_sched.scheduler.gate import GateRule, GateScope
 from echo_sched.scheduler.price import Price
+from echo_sched.scheduler.seen import Seen
 from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
 WidenScope = Literal["all", "truncation"]
@@ -45,6 +46,7 @@ class Plan:
         False  # grow without paying (where there are no shares: the best K_max so far), then keep the best seen
     )
     price: Price | None = None  # None: whatever K_max allows is bought
+    verify: bool = True  # False: trees are drafted for what can be learned from them, and dropped
 
     def __post_init__(self) -> None:
         assert self.k_max >= 0 and self.max_depth >= 0
@@ -54,6 +56,7 @@ class Plan:
         assert self.shares is None or sum(self.shares) <= self.k_max
         assert self.price is None or len(self.price.verify_seconds) == self.k_max + 1
         assert not (self.rerank and self.widen), "reranking spends the budget on width and depth alike"
+        assert self.verify or not (self.rerank or self.widen), "nothing is chosen for no verification"
 
     def gate_rule(self, depth: int) -> GateRule | None:
         """How the gate reads `depth` (from 1); None when it does not."""
@@ -108,7 +111,7 @@ class AllocationReport:
     budget_truncated: IntArray  # depth before which the request was truncated for lack of budget; 0: it was not
     price_truncated: IntArray  # depth before which the request was truncated since it did not pay; 0: it was not
     deepened: dict[int, int]  # depth beyond the target depth -> nodes granted while growing
-    chances: FloatArray  # [num_offered] chance of every candidate to be on the accepted path, descending
+    seen: Seen  # [num_offered] every candidate; nodes as numbered while growing
     expected: float  # nodes that will be accepted, by their chances
     readings: GateReadings
 

@@ -1,4 +1,4 @@
-"""What a user may decide about scheduling. Knows no policy."""
+"""What a user may decide about scheduling. Knows no policy, and no config but by the names of its settings."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,6 +40,11 @@ class PolicySettings:
             if getattr(self, name) < minimum:
                 raise ConfigError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
         parse_shapes(self.shapes)
+
+    @staticmethod
+    def of(config: object) -> "PolicySettings":
+        """The part of a config that the scheduler reads."""
+        return PolicySettings(**{name: getattr(config, name) for name in PolicySettings.__dataclass_fields__})
 
 
 def parse_shapes(text: str) -> Shapes:

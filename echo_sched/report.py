@@ -1,4 +1,4 @@
-"""How every benchmark reports: tables and progress for people on stderr, JSON for machines in a file and on stdout.
+"""How every measurement reports: tables and progress for people on stderr, JSON for machines in a file and on stdout.
 
 Knows nothing of what was measured.
 """

@@ -32,8 +32,8 @@ class Arm(NamedTuple):
     config: EngineConfig
 
 
-def parse_arms(text: str, base: EngineConfig) -> list[Arm]:
-    """The arms of a comma-separated list, the reference first among them if it was not named.
+def parse_arms(text: str, base: EngineConfig, flag: str = "--arms") -> list[Arm]:
+    """The arms of a comma-separated list, the reference first among them if it was not named. `flag` holds the list.
 
     Raises ConfigError for an unknown policy or setting, a value out of range, or an arm named twice.
     """
@@ -41,21 +41,21 @@ def parse_arms(text: str, base: EngineConfig) -> list[Arm]:
     if REFERENCE not in names:
         names.insert(0, REFERENCE)
     if len(set(names)) < len(names):
-        raise ConfigError(f"--arms names an arm twice: {text}")
-    return [Arm(name, _arm_config(name, base)) for name in names]
+        raise ConfigError(f"{flag} names an arm twice: {text}")
+    return [Arm(name, _arm_config(name, base, flag)) for name in names]
 
 
-def _arm_config(name: str, base: EngineConfig) -> EngineConfig:
+def _arm_config(name: str, base: EngineConfig, flag: str) -> EngineConfig:
     policy, *words = name.split(":")
     settings: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
         key = key.replace("-", "_")
         if key not in ARM_SETTINGS:
-            raise ConfigError(f"--arms {name}: no setting {key!r}; an arm may set {', '.join(ARM_SETTINGS)}")
+            raise ConfigError(f"{flag} {name}: no setting {key!r}; an arm may set {', '.join(ARM_SETTINGS)}")
         settings[key] = value
     try:
         return EngineConfig.model_validate(base.model_dump() | settings | {"policy": policy})
     except ValidationError as error:
         problem = error.errors()[0]
-        raise ConfigError(f"--arms {name}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+        raise ConfigError(f"{flag} {name}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error

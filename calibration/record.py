@@ -1,0 +1,116 @@
+"""Records a trace: answers prompts with trees that are drafted at every position and never verified.
+
+Each step commits one token, so that no position is skipped. Knows the loop, and nothing of files or of what is made of
+the trace.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibration.collect import Loop
+from calibration.pool import Pool, labelled
+from calibration.trace import OfferTrace, TracedRequest, TraceHeader
+from echo_sched.loop import DecodeLoop
+from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.tree import FloatArray, IntArray
+from echo_sched.types import Request, StepOffers
+
+
+class Columns(NamedTuple):
+    """What one request was offered in one step, before the answer is known. Arrays [C]."""
+
+    depth: IntArray
+    parent: IntArray
+    token: IntArray
+    path_logp: FloatArray
+    node: IntArray
+
+
+class TracePolicy:
+    """A beam of `branching` nodes per depth for everybody, down to `max_depth`, and nothing of it is verified."""
+
+    name = "trace"
+
+    def __init__(self, max_depth: int, branching: int) -> None:
+        self._max_depth = max_depth
+        self._branching = branching
+
+    def plan(self, load: Load) -> Plan:
+        return Plan(
+            k_max=load.num_requests * self._max_depth * self._branching,
+            max_depth=self._max_depth,
+            target_depth=self._max_depth,
+            widths=(self._branching,) * self._max_depth,
+            thresholds=(None,) * self._max_depth,
+            verify=False,
+        )
+
+    def observe(self, load: Load, report: AllocationReport) -> None:
+        """Learns nothing."""
+
+
+def tracing(loop: DecodeLoop) -> DecodeLoop:
+    """A loop on the same idle target, with the same drafter, that records whatever is offered."""
+    policy = TracePolicy(loop.config.max_depth, loop.config.branching)
+    return DecodeLoop(
+        loop.config, loop.target, loop.drafter, policy, loop.profile, recording=True, sampler=loop.sampler
+    )
+
+
+def record(
+    loop: Loop, requests: Sequence[Request], *, concurrency: int, report: Callable[[int, int], None]
+) -> tuple[tuple[Pool, ...], ...]:
+    """Run all requests on a `tracing` loop, at most `concurrency` at a time. Returns [requests][output tokens - 1].
+
+    `report(requests done, requests)` follows each step.
+    """
+    waiting = list(reversed(requests))
+    columns: dict[str, list[Columns]] = {request.request_id: [] for request in requests}
+    running = 0
+    while waiting or loop.has_work:
+        while waiting and running < concurrency:
+            loop.add(waiting.pop())
+            running += 1
+        running -= sum(event.finish is not None for event in loop.step())
+        assert loop.last_record is not None and loop.last_record.offers is not None, "a step of a recording loop"
+        _split(loop.last_record.offers, columns)
+        report(len(requests) - len(waiting) - running, len(requests))
+    return tuple(_label(request.output_ids, columns[request.request_id]) for request in requests)
+
+
+def offer_trace(
+    loop: DecodeLoop,
+    requests: Sequence[Request],
+    pools: tuple[tuple[Pool, ...], ...],
+    provenance: dict[str, Any],
+) -> OfferTrace:
+    """What `record` found on `loop`, with what identifies it."""
+    header = TraceHeader(
+        model=loop.model_identity,
+        drafter=loop.drafter_identity,
+        max_depth=loop.config.max_depth,
+        branching=loop.config.branching,
+        temperature=requests[0].params.temperature,
+        stop_ids=tuple(sorted(loop.target.facts.eos_ids)),
+        requests=tuple(TracedRequest(len(r.prompt_ids), r.params.max_new_tokens, len(r.output_ids)) for r in requests),
+        provenance=provenance,
+    )
+    return OfferTrace(header, pools)
+
+
+def _split(step: StepOffers, columns: dict[str, list[Columns]]) -> None:
+    """Give each decoding request what it was offered."""
+    for index, request_id in enumerate(step.request_ids):
+        mine = np.flatnonzero(step.offers.request == index)
+        offers = step.offers.take(mine)
+        columns[request_id].append(
+            Columns(step.depth[mine], offers.parent, offers.token, offers.path_logp, step.node[mine])
+        )
+
+
+def _label(output_ids: Sequence[int], steps: Sequence[Columns]) -> tuple[Pool, ...]:
+    """`steps[p - 1]` was offered when p tokens were out."""
+    assert len(steps) == len(output_ids) - 1, "one token per step, the first from the prompt"
+    return tuple(labelled(*columns, output_ids[position:]) for position, columns in enumerate(steps, start=1))

@@ -1,0 +1,170 @@
+"""Serves a trace's requests without a model: the real policy and the real allocation, with a cost table for a clock.
+
+Closed loop, as `bench compare` runs: a request that ends is followed by the next at once. A step is that of
+loop/decode.py without its tensors: admit, choose prompt chunks, plan, grow, accept, emit; it takes
+T(B + P + K, L) + levels * seconds of a level. Knows nothing of files and of what is made of the numbers.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from calibration.recorded import RecordedOffers
+from calibration.replay import replay_step
+from calibration.trace import TracedRequest
+from echo_sched.scheduler.admission import chunk_sizes, num_admitted
+from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.policy import Policy
+from echo_sched.tree import IntArray
+
+
+class SimulatedStep(NamedTuple):
+    """One step in plain numbers, named as in StepRecord."""
+
+    seconds: float
+    k_max: int
+    num_decoding: int
+    num_prompt_tokens: int
+    num_levels: int
+    num_verified: int
+    num_accepted: int
+    num_emitted: int
+    num_cut: int  # requests whose right path ended here only since the trace did not draft it further
+
+
+class Served(NamedTuple):
+    """A finished request: seconds from its admission to its last token."""
+
+    seconds: float
+    num_output_tokens: int
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    steps: tuple[SimulatedStep, ...]
+    served: tuple[Served, ...]  # in order of finishing
+
+    @property
+    def duration(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+
+@dataclass(eq=False)
+class _Request:
+    """A traced request under way. Its phase follows from its counters, as in types.Request."""
+
+    index: int
+    traced: TracedRequest
+    admitted_at: float
+    num_computed: int = 0
+    num_output: int = 0
+
+    @property
+    def prompt_left(self) -> int:
+        return self.traced.num_prompt_tokens - self.num_computed
+
+    @property
+    def done(self) -> bool:
+        return self.num_output == self.traced.num_output_tokens
+
+
+class Simulation:
+    """One run of `num_requests` requests, the trace's in their order and again from the first, under one policy."""
+
+    def __init__(
+        self,
+        recorded: RecordedOffers,
+        requests: tuple[TracedRequest, ...],
+        policy: Policy,
+        cost: CostTable,
+        *,
+        concurrency: int,
+        num_requests: int,
+        chunk_tokens: int,
+        max_children: int,
+    ) -> None:
+        self._recorded = recorded
+        self._requests = requests
+        self._policy = policy
+        self._cost = cost
+        self._concurrency = concurrency
+        self._chunk_tokens = chunk_tokens
+        self._max_children = max_children
+        self._waiting = deque(index % len(requests) for index in range(num_requests))
+        self._running: list[_Request] = []  # in arrival order
+        self._clock = 0.0
+        self._num_steps = 0
+        self._served: list[Served] = []
+
+    def run(self) -> SimulatedRun:
+        """To the end of the last request."""
+        steps = []
+        while self._waiting or self._running:
+            steps.append(self._step())
+        return SimulatedRun(tuple(steps), tuple(self._served))
+
+    def _step(self) -> SimulatedStep:
+        self._admit()
+        decoding = [request for request in self._running if request.num_output]
+        chunks = self._chunks(len(decoding))
+        load = self._load(decoding, chunks)
+        plan = self._policy.plan(load)
+        pools = np.array([self._recorded.pool_of(r.index, r.num_output) for r in decoding], np.int64)
+        caps = np.array([r.traced.max_new_tokens - r.num_output - 1 for r in decoding], np.int64)
+        accepted, report, num_cut = replay_step(self._recorded, pools, plan, caps, self._max_children)
+        num_verified = int(report.num_nodes.sum())
+        num_rows = load.num_requests + load.num_prompt_tokens + num_verified
+        seconds = self._cost.seconds_for(num_rows, load.context) + report.num_levels * self._cost.draft_level_seconds
+        num_emitted = self._emit(decoding, accepted, chunks)
+        self._policy.observe(load, report)
+        self._clock += seconds
+        self._num_steps += 1
+        self._release()
+        return SimulatedStep(
+            seconds,
+            plan.k_max,
+            load.num_requests,
+            load.num_prompt_tokens,
+            report.num_levels,
+            num_verified,
+            int(accepted.sum()),
+            num_emitted,
+            num_cut,
+        )
+
+    def _admit(self) -> None:
+        for _ in range(num_admitted(len(self._waiting), self._concurrency - len(self._running))):
+            index = self._waiting.popleft()
+            self._running.append(_Request(index, self._requests[index], self._clock))
+
+    def _chunks(self, num_decoding: int) -> list[tuple[_Request, int]]:
+        prefilling = [request for request in self._running if not request.num_output]
+        sizes = chunk_sizes([request.prompt_left for request in prefilling], num_decoding, self._chunk_tokens)
+        return [(request, size) for request, size in zip(prefilling, sizes, strict=True) if size]
+
+    def _load(self, decoding: list[_Request], chunks: list[tuple[_Request, int]]) -> Load:
+        context = sum(request.num_computed for request in decoding) / max(len(decoding), 1)
+        return Load(len(decoding), self._num_steps, sum(size for _, size in chunks), context)
+
+    def _emit(self, decoding: list[_Request], accepted: IntArray, chunks: list[tuple[_Request, int]]) -> int:
+        """Tokens of this step: the accepted and a bonus, unless the answer ends before it; the first, from a prompt."""
+        num_emitted = 0
+        for request, num_accepted in zip(decoding, accepted.tolist(), strict=True):
+            emitted = min(num_accepted + 1, request.traced.num_output_tokens - request.num_output)
+            request.num_computed += num_accepted + 1
+            request.num_output += emitted
+            num_emitted += emitted
+        for request, size in chunks:
+            request.num_computed += size
+            request.num_output = int(request.prompt_left == 0)
+            num_emitted += request.num_output
+        return num_emitted
+
+    def _release(self) -> None:
+        for request in self._running:
+            if request.done:
+                self._served.append(Served(self._clock - request.admitted_at, request.num_output))
+        self._running = [request for request in self._running if not request.done]
