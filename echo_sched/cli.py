@@ -45,7 +45,7 @@ COMMANDS = {
     "serve": Command("server.__main__", "serve a model over HTTP"),
     "calibrate": Command("echo_sched.calibrate", "measure a model on your prompts and write the scheduler's profile"),
     "simulate": Command(
-        "calibration.simulate", "try policies on a recorded trace, at any load and cost, without a model"
+        "calibration.simulate.main", "try policies on a recorded trace, at any load and cost, without a model"
     ),
     "train-draft": Command("echo_sched.train_draft", "train an EAGLE-3 draft head from a model's own answers"),
     "bench load": Command(

@@ -42,8 +42,8 @@ def test_the_ground_floor_and_the_command_line_import_no_tensors(module: str) ->
 
 
 def test_the_simulator_imports_no_tensors() -> None:
-    loaded = loaded_by("calibration.simulate")
-    assert {"calibration.trace", "calibration.replay", "calibration.clairvoyant"} <= loaded
+    loaded = loaded_by("calibration.simulate.main")
+    assert {"calibration.trace", "calibration.simulate.replay", "calibration.simulate.clairvoyant"} <= loaded
     assert not loaded & {*SLOW, "echo_sched.engine", "echo_sched.loop"}
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.clairvoyant import accepted_per_step, draw_steps, share, yardsticks
 from calibration.pool import Pool, labelled
 from calibration.record import offer_trace, record, tracing
-from calibration.recorded import RecordedOffers
-from calibration.simulated_figures import figures, jain
-from calibration.simulation import SimulatedRun, Simulation
+from calibration.simulate.clairvoyant import accepted_per_step, draw_steps, share, yardsticks
+from calibration.simulate.figures import figures, jain
+from calibration.simulate.recorded import RecordedOffers
+from calibration.simulate.simulation import SimulatedRun, Simulation
 from calibration.trace import OfferTrace, TracedRequest, TraceHeader
 from echo_sched.arms import parse_arms
 from echo_sched.config import EngineConfig

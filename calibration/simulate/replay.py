@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibration.recorded import RecordedOffers
+from calibration.simulate.recorded import RecordedOffers
 from echo_sched.scheduler.budget import Allocation
 from echo_sched.scheduler.plan import AllocationReport, Grant, Plan
 from echo_sched.tree import ROOT, Frontier, IntArray, Offers

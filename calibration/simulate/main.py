@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from calibration.clairvoyant import BUDGETS, NUM_STEPS, accepted_per_step, draw_steps, share, yardsticks
-from calibration.recorded import RecordedOffers
-from calibration.simulate_flags import load_cost, load_matching_profile, parse
-from calibration.simulated_figures import figures
-from calibration.simulated_tables import show_clairvoyant, show_figures
-from calibration.simulation import Simulation
+from calibration.simulate.clairvoyant import BUDGETS, NUM_STEPS, accepted_per_step, draw_steps, share, yardsticks
+from calibration.simulate.figures import figures
+from calibration.simulate.flags import load_cost, load_matching_profile, parse
+from calibration.simulate.recorded import RecordedOffers
+from calibration.simulate.simulation import Simulation
+from calibration.simulate.tables import show_clairvoyant, show_figures
 from calibration.trace import OfferTrace, read_trace
 from echo_sched.arms import REFERENCE, Arm, parse_arms
 from echo_sched.cli import run

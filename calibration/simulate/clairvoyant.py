@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calibration.recorded import RecordedOffers
-from calibration.replay import replay_step
+from calibration.simulate.recorded import RecordedOffers
+from calibration.simulate.replay import replay_step
 from echo_sched.scheduler.order import even_shares
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.policy import Policy

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibration.recorded import RecordedOffers
-from calibration.replay import replay_step
+from calibration.simulate.recorded import RecordedOffers
+from calibration.simulate.replay import replay_step
 from calibration.trace import TracedRequest
 from echo_sched.scheduler.admission import chunk_sizes, num_admitted
 from echo_sched.scheduler.cost import CostTable

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.simulation import SimulatedRun
+from calibration.simulate.simulation import SimulatedRun
 
 PERCENTILES = (50, 95, 99)
 
