@@ -13,6 +13,7 @@ from transformers import (
     BloomConfig,
     DeepseekV3Config,
     Gemma3Config,
+    Gemma3TextConfig,
     GPT2Config,
     GptOssConfig,
     JambaConfig,
@@ -110,6 +111,7 @@ def test_products_do_not_depend_on_the_number_of_rows() -> None:
         (AutoConfig.for_model("llava"), "multimodal"),
         (LlamaConfig(layer_types=["chunked_attention"] * 32), "chunked_attention"),
         (LlamaConfig(num_kv_shared_layers=2), "shares KV"),
+        (Gemma3TextConfig(use_bidirectional_attention=True), "both directions"),
         (MambaConfig(), "mamba is recurrent"),
         (JambaConfig(), "jamba is recurrent"),
         (BloomConfig(), "bloom does not route its attention"),  # ALiBi
