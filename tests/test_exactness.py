@@ -169,7 +169,7 @@ def test_a_planted_greedy_child_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "qwen3_moe", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 def test_exact_numerics_make_speculation_bitwise_equal(family: str, dtype: torch.dtype) -> None:
     """In low precision the tokens of speculation and of plain decoding agree only if every row's logits do."""
     target = tiny_target(family, dtype=dtype, numerics="exact", num_slots=8)
