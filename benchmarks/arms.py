@@ -13,8 +13,11 @@ from echo_sched.errors import ConfigError
 REFERENCE = "off"  # plain decoding: what every arm's tokens and speed are compared with
 ARM_SETTINGS = (
     "k_max",
+    "k_max_rule",
+    "price",
     "max_depth",
     "branching",
+    "shapes",
     "gate",
     "gate_scope",
     "thresholds",

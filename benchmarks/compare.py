@@ -1,20 +1,26 @@
 """`echo-sched bench compare`: scheduling policies against plain decoding, on the same prompts, seeds and weights.
 
 Closed loop, in process, no HTTP. Arms are interleaved within each repeat, and every arm's tokens are checked against
-those of the arm `off`: speculation may change how fast an answer comes, never what it says.
+those of the arm `off`: speculation may change how fast an answer comes, never what it says. How good the drafts were is
+counted on the way.
 """
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.arms import REFERENCE, parse_arms
+from benchmarks.arms import REFERENCE, Arm, parse_arms
 from benchmarks.comparison import Plan, check_exactness, run_trials, summarise
-from benchmarks.report import check_output, console, finite, print_json, progress_bar, show_table, write_json
+from benchmarks.exactness import Tokens
+from benchmarks.reliability_plot import reliability_svg
+from benchmarks.report import check_output, finite, print_json, progress_bar, write_json
+from benchmarks.tables import show_comparison
 from benchmarks.workload import add_workload_flags, concurrency_list, positive_int, read_workload
 from echo_sched.cli import Parser, run
-from echo_sched.errors import DataError
+from echo_sched.errors import ConfigError, DataError
 from echo_sched.flags import add_engine_flags, engine_config
+from echo_sched.plots import save_svg
 from echo_sched.prompts import Prompt, encode_prompt
 from echo_sched.provenance import command_line, provenance
 from echo_sched.types import SamplingParams
@@ -24,14 +30,6 @@ if TYPE_CHECKING:
 
 OWN_FLAGS = ("policy", "max_batch_size", "seed")  # decided by --arms, --concurrency and the workload's --seed
 
-TABLE_COLUMNS = {
-    "tokens/s": "output_throughput",
-    "acceptance length": "acceptance_length",
-    "utilisation": "draft_utilisation",
-    "steps": "num_steps",
-    "nodes": "num_verified_nodes",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 when numerics are exact and any tokens differ from plain decoding's."""
@@ -40,12 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     most = max(args.concurrency)
     base = engine_config(args, {"max_batch_size": "concurrency"}, policy=REFERENCE, max_batch_size=most, seed=args.seed)
     arms = parse_arms(args.arms, base)
+    if args.reliability:
+        _check_plot(args.reliability, arms)
     workload = read_workload(args.dataset_path, args.num_prompts)
 
     from echo_sched.loop import DecodeLoop  # loads torch: bad flags and files should answer at once
 
-    # Arms share one cache, so it is made for the largest budget among them.
-    loop = DecodeLoop.from_config(base.model_copy(update={"k_max": max(arm.config.k_max for arm in arms)}))
+    # Arms share one cache and one table of costs: it is loaded for the largest budget, and as an arm that reckons.
+    drafting = next((arm.config for arm in arms if arm.config.policy != REFERENCE), base)
+    price = "on" if any(arm.config.price == "on" for arm in arms) else "off"
+    widest = drafting.model_copy(update={"k_max": max(arm.config.k_max for arm in arms), "price": price})
+    loop = DecodeLoop.from_config(widest, recording=True)
     params = SamplingParams(args.max_new_tokens, args.temperature, seed=args.seed, ignore_eos=args.ignore_eos)
     prompts = _encode(loop, workload.prompts, args)
     plan = Plan(arms, args.concurrency, prompts, params, args.repeats, args.num_warmups)
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = bar.add_task("requests", total=plan.num_requests)
         trials = run_trials(loop, plan, lambda: bar.advance(task))
         bar.update(task, description="checking tokens")
-        exactness = check_exactness(trials, plan, lambda tokens, how: _margin(loop, tokens, how))
+        exactness = check_exactness(trials, plan, partial(_margin, loop))
     document = {
         **summarise(trials),
         "exactness": {"numerics": base.numerics, **exactness},
@@ -64,9 +67,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         **provenance(command_line("echo-sched bench compare", argv)),
     }
     write_json(args.output, document)
-    _show(document)
+    if args.reliability:
+        save_svg(args.reliability, reliability_svg(document["arms"]))
+    show_comparison(document)
     print_json(_headline(args.output, document))
     return 1 if base.numerics == "exact" and not exactness["equal"] else 0
+
+
+def _check_plot(path: str, arms: Sequence[Arm]) -> None:
+    check_output(path, "--reliability")
+    if all(arm.name == REFERENCE for arm in arms):
+        raise ConfigError(f"--reliability needs an arm that drafts beside {REFERENCE}")
 
 
 def _encode(loop: "DecodeLoop", prompts: Sequence[Prompt], args: argparse.Namespace) -> list[tuple[int, ...]]:
@@ -81,11 +92,12 @@ def _encode(loop: "DecodeLoop", prompts: Sequence[Prompt], args: argparse.Namesp
     return fitting
 
 
-def _margin(loop: "DecodeLoop", tokens: tuple[int, ...], params: SamplingParams) -> float:
-    """How near the choice after `tokens` was to going the other way, from logits computed plainly."""
+def _margin(loop: "DecodeLoop", prompt: Tokens, output: Tokens, params: SamplingParams) -> float:
+    """How near the choice after prompt and output was to going the other way, from logits computed plainly."""
     from echo_sched.engine.reference import choose
 
-    return choose(loop.score(tokens).double().cpu().numpy(), params, position=len(tokens)).margin
+    logits = loop.score((*prompt, *output)).double().cpu().numpy()
+    return choose(logits, params, prompt, output, tuple(loop.target.facts.eos_ids)).margin
 
 
 def _headline(path: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -108,42 +120,6 @@ def _headline(path: str, document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _show(document: dict[str, Any]) -> None:
-    """The table, and below it what exactness found."""
-    exactness = document["exactness"]
-    rows = []
-    for arm, cells in document["arms"].items():
-        for concurrency, cell in cells.items():
-            ratio = document["ratios"].get(arm, {}).get(concurrency, {}).get("median")
-            share = exactness["arms"].get(arm, {}).get(concurrency, {}).get("share_equal")
-            rows.append([arm, concurrency, *(cell[key] for key in TABLE_COLUMNS.values()), ratio, share])
-    columns = ["arm", "concurrency", *TABLE_COLUMNS, f"ratio to {REFERENCE}", "share equal"]
-    show_table("Comparison (medians over repeats)", columns, rows)
-    if control := exactness["control"]:
-        low, high = control["concurrency"]
-        console.print(f"control, {REFERENCE} at {low} against {high}: share equal {control['share_equal']:.3f}")
-    if exactness["numerics"] == "exact" and not exactness["equal"]:
-        for line in _differences(exactness):
-            console.print(line, style="red", markup=False, soft_wrap=True)
-
-
-def _differences(exactness: dict[str, Any]) -> list[str]:
-    """One line per output that differs from plain decoding's."""
-    places = [
-        (f"{arm} at concurrency {concurrency}", cell)
-        for arm, cells in exactness["arms"].items()
-        for concurrency, cell in cells.items()
-    ]
-    if control := exactness["control"]:
-        places.append((f"{REFERENCE} at concurrency {control['concurrency'][1]}", control))
-    return [
-        f"error: {place}, repeat {fork['repeat']}: request {fork['request']} differs at output token "
-        f"{fork['position']} ({fork['token']} instead of {fork['reference_token']}, margin {fork['margin']})"
-        for place, cell in places
-        for fork in cell["forks"]
-    ]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="echo-sched bench compare",
@@ -156,7 +132,8 @@ def _parser() -> argparse.ArgumentParser:
         "--arms",
         default="off,static,echo",
         metavar="ARM[,ARM...]",
-        help="policies, with settings of their own after colons, as in echo:gate=none:widen=off; "
+        help="policies, with settings of their own after colons, as in echo:gate=none:widen=off or "
+        "dynamic:max_depth=6:branching=10:k_max=64; "
         "off is always among them (default: %(default)s)",
     )
     comparison.add_argument(
@@ -170,6 +147,11 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats", type=positive_int, default=1, metavar="N", help="times everything runs (default: %(default)s)"
     )
     comparison.add_argument("--output", required=True, metavar="FILE", help="JSON file to write")
+    comparison.add_argument(
+        "--reliability",
+        metavar="FILE.svg",
+        help="plot to write: how many draft nodes were accepted against their path probability, one panel per arm",
+    )
     add_workload_flags(parser)
     add_engine_flags(parser, exclude=OWN_FLAGS)
     return parser

@@ -14,7 +14,7 @@ from echo_sched.types import Request, SamplingParams
 WARMUP_TOKENS = 8  # enough steps to draft, verify and commit
 
 Trials = dict[tuple[str, int], list[Trial]]  # (arm, concurrency) -> one per repeat, in the order they ran
-Margin = Callable[[tuple[int, ...], SamplingParams], float]  # (tokens before the choice, how it is made) -> margin
+Margin = Callable[[Tokens, Tokens, SamplingParams], float]  # (prompt, output before the choice, how it is made)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def summarise(trials: Trials) -> dict[str, Any]:
     arms: dict[str, dict[str, Any]] = {}
     ratios: dict[str, dict[str, Any]] = {}
     for (arm, concurrency), repeats in trials.items():
-        arms.setdefault(arm, {})[str(concurrency)] = _cell(repeats)
+        cost = _draft_level_cost(repeats, trials[REFERENCE, concurrency])
+        arms.setdefault(arm, {})[str(concurrency)] = {**_cell(repeats), "draft_level_cost": cost}
         if arm == REFERENCE:
             continue
         pairs = zip(repeats, trials[REFERENCE, concurrency], strict=True)
@@ -91,7 +92,7 @@ def check_exactness(trials: Trials, plan: Plan, margin: Margin) -> dict[str, Any
         key = request, position, tuple(before)
         if key not in known:  # arms that fork at the same place share one forward
             params = plan.request_params(request, plan.params.max_new_tokens)
-            known[key] = margin((*plan.prompts[request], *before), params)
+            known[key] = margin(plan.prompts[request], before, params)
         return known[key]
 
     arms: dict[str, dict[str, Any]] = {}
@@ -117,6 +118,16 @@ def _control(trials: Trials, plan: Plan, margin_of: MarginOf) -> dict[str, Any] 
     return {"concurrency": [low, high], **equality(trials[REFERENCE, low][0].outputs, outputs, margin_of)}
 
 
+def _draft_level_cost(repeats: Sequence[Trial], plain: Sequence[Trial]) -> float | None:
+    """Seconds of drafting per level over plain decoding's seconds of verification per step, paired by repeat.
+
+    None where nothing was drafted.
+    """
+    pairs = [(mine.draft_seconds_per_level, other) for mine, other in zip(repeats, plain, strict=True)]
+    ratios = [seconds / other.verify_seconds_per_step for seconds, other in pairs if seconds is not None]
+    return statistics.median(ratios) if ratios else None
+
+
 def _cell(repeats: Sequence[Trial]) -> dict[str, Any]:
     """Seconds and throughput over all repeats; counts of the first, which the others should equal."""
     throughputs = [trial.output_throughput for trial in repeats]
@@ -132,9 +143,11 @@ def _cell(repeats: Sequence[Trial]) -> dict[str, Any]:
         },
         "repeatable": all(trial.counts == counts and trial.outputs == first.outputs for trial in repeats),
         "acceptance_length": first.acceptance_length,
+        "acceptance": first.acceptance.summary(),
         "draft_utilisation": counts.draft_utilisation,
         "num_steps": counts.num_steps,
         "num_steps_without_draft": counts.num_steps_without_draft,
+        "num_draft_levels": counts.num_draft_levels,
         "num_verified_nodes": counts.num_verified_nodes,
         "num_accepted_nodes": counts.num_accepted_nodes,
         "num_prompt_tokens": counts.num_prompt_tokens,

@@ -29,24 +29,30 @@ def progress_bar() -> Progress:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table on stderr; the first column is left-aligned, numbers are shortened, None is a dash."""
+    """A table on stderr; the first column is left-aligned, numbers are shortened, None is a dash.
+
+    Headings break between words, and the first column where it is too wide, so that no number is cut off.
+    """
     table = Table(title=title, box=box.SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row))
+    cells = [[_cell(value) for value in row] for row in rows]
+    table.add_column(columns[0], overflow="fold")
+    for index, column in enumerate(columns[1:], start=1):
+        words = [*column.split(), *(row[index] for row in cells)]
+        table.add_column(column, justify="right", width=max(map(len, words)))
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
 
 
-def check_output(path: str | Path) -> None:
+def check_output(path: str | Path, flag: str = "--output") -> None:
     """Raises ConfigError where a file could not be written: better now than after an hour of measuring."""
     target = Path(path)
     if target.is_dir():
-        raise ConfigError(f"--output {target}: is a folder")
+        raise ConfigError(f"{flag} {target}: is a folder")
     if not target.parent.is_dir():
-        raise ConfigError(f"--output {target}: there is no folder {target.parent}")
+        raise ConfigError(f"{flag} {target}: there is no folder {target.parent}")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise ConfigError(f"--output {target}: not writable")
+        raise ConfigError(f"{flag} {target}: not writable")
 
 
 def write_json(path: str | Path, document: dict[str, Any]) -> None:

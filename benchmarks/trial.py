@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from benchmarks.acceptance import Acceptance
 from echo_sched.config import EngineConfig
 from echo_sched.errors import RequestError
 from echo_sched.types import Request, StepRecord, TokenEvent
@@ -41,6 +42,7 @@ class Counts:
 
     num_steps: int = 0
     num_steps_without_draft: int = 0
+    num_draft_levels: int = 0  # deepest depth of a step's offers, summed over steps; known only where they are recorded
     num_root_steps: int = 0  # roots verified: verify steps summed over requests
     num_verified_nodes: int = 0
     num_accepted_nodes: int = 0
@@ -53,6 +55,7 @@ class Counts:
     def take(self, record: StepRecord) -> None:
         self.num_steps += 1
         self.num_steps_without_draft += record.num_decoding > 0 and record.num_verified == 0
+        self.num_draft_levels += record.num_levels
         self.num_root_steps += record.num_decoding
         self.num_verified_nodes += record.num_verified
         self.num_accepted_nodes += record.num_accepted
@@ -72,9 +75,10 @@ class Counts:
 class Trial:
     """What came of it. `outputs` are the requests' token ids in the order of the requests."""
 
-    duration: float  # seconds, prompts included
+    duration: float  # seconds, prompts included, the counting of steps left out
     outputs: tuple[tuple[int, ...], ...]
     counts: Counts
+    acceptance: Acceptance
     phase_seconds: dict[str, float]
 
     @property
@@ -92,20 +96,35 @@ class Trial:
         num_steps = self.counts.num_root_steps
         return (self.num_output_tokens - len(self.outputs)) / num_steps if num_steps else 1.0
 
+    @property
+    def draft_seconds_per_level(self) -> float | None:
+        """All that the phase `draft` took, catching up with committed tokens included; None where nothing was offered.
+
+        A step has as many levels as its offers are deep, whether they were granted or not.
+        """
+        num_levels = self.counts.num_draft_levels
+        return self.phase_seconds.get("draft", 0.0) / num_levels if num_levels else None
+
+    @property
+    def verify_seconds_per_step(self) -> float:
+        """Prompt chunks included. An accelerator may still be at work when the phase ends: `accept` waits for it."""
+        return self.phase_seconds["verify"] / self.counts.num_steps
+
 
 def run_trial(
     engine: Engine, requests: Sequence[Request], concurrency: int, on_finish: Callable[[], None] = lambda: None
 ) -> Trial:
     """Raises RequestError when the engine aborts a request."""
     waiting, num_open = deque(requests), 0
-    counts, phases = Counts(), Counter[str]()
-    start = time.perf_counter()
+    counts, acceptance, phases = Counts(), Acceptance(), Counter[str]()
+    start, aside = time.perf_counter(), 0.0
     while waiting or num_open:
         while waiting and num_open < concurrency:
             engine.add(waiting.popleft())
             num_open += 1
         assert engine.has_work, "an engine with open requests has work"
-        for event in engine.step():
+        events = engine.step()
+        for event in events:
             if event.finish is None:
                 continue
             if event.finish.type == "abort":
@@ -114,7 +133,11 @@ def run_trial(
             on_finish()
         record = engine.last_record
         assert record is not None, "a step leaves a record"
+        paused = time.perf_counter()  # arms that draft more leave more to count: the clock stands still meanwhile
         counts.take(record)
+        acceptance.take(record, events)
         phases.update(record.seconds)
-    duration = time.perf_counter() - start
-    return Trial(duration, tuple(tuple(request.output_ids) for request in requests), counts, dict(phases))
+        aside += time.perf_counter() - paused
+    duration = time.perf_counter() - start - aside
+    outputs = tuple(tuple(request.output_ids) for request in requests)
+    return Trial(duration, outputs, counts, acceptance, dict(phases))

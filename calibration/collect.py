@@ -13,7 +13,7 @@ import numpy as np
 
 from echo_sched.errors import DataError
 from echo_sched.prompts import ChatTemplate, Prompt, encode_prompt
-from echo_sched.types import MAX_SEED, GateReading, Request, SamplingParams, StepRecord, TokenEvent
+from echo_sched.types import MAX_SEED, GateReading, NodeReading, Request, SamplingParams, StepRecord, TokenEvent
 
 
 class Loop(Protocol):
@@ -51,6 +51,7 @@ class Trace(NamedTuple):
     """What the runs left behind."""
 
     readings: tuple[GateReading, ...]
+    nodes: tuple[NodeReading, ...]
     num_steps: int
     num_output_tokens: int
     draft_level_seconds: float | None  # median over steps of drafting time per tree level; None: nothing was drafted
@@ -93,6 +94,7 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
     total = sum(request.params.max_new_tokens for request in requests)
     waiting = list(reversed(requests))
     readings: list[GateReading] = []
+    nodes: list[NodeReading] = []
     level_seconds: list[float] = []
     running = num_steps = 0
     while waiting or loop.has_work:
@@ -104,9 +106,9 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
         assert record is not None, "a step has just run"
         num_steps += 1
         readings += record.gate_readings
-        num_levels = max((reading.depth for reading in record.gate_readings), default=0)
-        if num_levels:
-            level_seconds.append(record.seconds["draft"] / num_levels)
+        nodes += record.node_readings
+        if record.num_levels:
+            level_seconds.append(record.seconds["draft"] / record.num_levels)
         # a request that stopped early counts as done with all it might have emitted
         done = sum(
             len(request.output_ids) if request.finish is None else request.params.max_new_tokens for request in requests
@@ -114,6 +116,7 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
         report(done, total)
     return Trace(
         readings=tuple(readings),
+        nodes=tuple(nodes),
         num_steps=num_steps,
         num_output_tokens=sum(len(request.output_ids) for request in requests),
         draft_level_seconds=float(np.median(level_seconds)) if level_seconds else None,

@@ -19,6 +19,8 @@ DECIDED = (
     "policy",
     "profile",
     "k_max",
+    "k_max_rule",
+    "price",
     "gate",
     "gate_scope",
     "thresholds",

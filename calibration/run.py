@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from calibration.acceptance import acceptance_curves
 from calibration.collect import Trace, collect, draw_sample
-from calibration.cost import cost_table
 from calibration.progress import progress
 from calibration.provenance import profile_provenance
 from echo_sched.config import EngineConfig
@@ -17,10 +17,13 @@ from echo_sched.engine.measure import CostCurve
 from echo_sched.errors import DataError
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
+from echo_sched.loop.assembly import resolve_drafter
+from echo_sched.loop.pricing import cost_table
 from echo_sched.prompts import PromptFile
 from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.fit import DepthFit, Fit, fit
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Checkpoint, DepthStats, Profile
+from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile
+from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import SamplingParams
 
 SETTINGS = (
@@ -79,14 +82,17 @@ def ungated(args: argparse.Namespace) -> EngineConfig:
 
     Widened siblings would be accepted now and then and blur what the gate guards, so there are none.
     """
-    settings: dict[str, Any] = {"policy": "echo", "gate": "none", "widen": "off", "seed": args.seed}
-    served = engine_config(args, **settings)
+    settings: dict[str, Any] = {"policy": "echo", "gate": "none", "widen": "off", "price": "off", "seed": args.seed}
+    served = resolve_drafter(engine_config(args, **settings))
     # The level width is K_max / B / D_typ, at most `branching`: K_max must not be what limits it.
-    levels = max(served.max_depth, math.ceil(BUILT_IN_PROFILES[served.drafter].typical_depth))
+    levels = max(served.max_depth, math.ceil(built_in_profile(served.drafter).typical_depth))
     return engine_config(
         args,
         {"max_batch_size": "concurrency"},
         **settings,
+        drafter=served.drafter,
+        draft_model=served.draft_model,
+        k_max_rule="fixed",
         k_max=args.concurrency * levels * served.branching,
         max_batch_size=max(served.max_batch_size, args.concurrency),
     )
@@ -114,6 +120,7 @@ def _profile(loop: DecodeLoop, fitted: Fit, trace: Trace, curve: CostCurve | Non
         checkpoints=tuple(_checkpoint(depth) for depth in fitted.checkpoints),
         no_checkpoint_reason=fitted.no_checkpoint_reason,
         depths=tuple(_stats(depth) for depth in fitted.depths),
+        acceptance=acceptance_curves(trace.nodes),
         cost=cost,
         provenance=facts,
     )

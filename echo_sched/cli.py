@@ -51,6 +51,9 @@ COMMANDS = {
     "bench compare": Command(
         "benchmarks.compare", "run policies against each other in this process, same prompts, same tokens"
     ),
+    "bench chains": Command(
+        "benchmarks.chains", "compare a head's acceptance by position with a vLLM server that has the same head"
+    ),
     "fetch": Command("echo_sched.fetch", "download or convert a model into the cache and print its folder"),
 }
 

@@ -5,12 +5,13 @@ Unknown keys are errors. Nobody writes into a config later; `resolve()` style ch
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+AUTO_DRAFTER = "auto"  # a drafter to be chosen by what ships for the model (see loop/assembly.py)
+DRAFTERS = ("ngram", "eagle3", "lm")
 
-PolicyName = Literal["off", "static", "dynamic", "echo"]
-DrafterName = Literal["ngram", "eagle3"]
+PolicyName = Literal["off", "static", "table", "dynamic", "echo", "goodput"]
 GateName = Literal["sparse", "dense", "none", "random"]
 DtypeName = Literal["auto", "float64", "float32", "bfloat16"]
 NumericsName = Literal["fast", "exact"]
@@ -22,8 +23,17 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str = Field(DEFAULT_MODEL, description="alias, local folder, GGUF file or hub id of the target model")
-    drafter: DrafterName = Field("ngram", description="what proposes draft tokens")
-    draft_model: str | None = Field(None, description="folder with the drafter's weights, for drafters that have any")
+    drafter: str = Field(
+        AUTO_DRAFTER,
+        description="what proposes draft tokens: ngram, eagle3, lm (a smaller model with the same tokenizer), several "
+        "joined with + (eagle3+ngram), or auto: the EAGLE-3 head that --draft-model names or that ships for the model, "
+        "else ngram",
+    )
+    draft_model: str | None = Field(
+        None,
+        description="eagle3: folder of its head, or the alias of a model that a head ships for; lm: alias, local "
+        "folder, GGUF file or hub id of its model; for several of them as many, in order, joined with commas",
+    )
     draft_aux_layers: str | None = Field(
         None,
         pattern=r"^\d+(,\d+)*$",
@@ -32,9 +42,17 @@ class EngineConfig(BaseModel):
     )
     policy: PolicyName = Field("echo", description="scheduling rule that shares K_max among requests")
     profile: str | None = Field(
-        None, description="profile file written by `echo-sched calibrate` (default: the built-in profile)"
+        None,
+        description="profile file written by `echo-sched calibrate` (default: the one that ships with the head, else "
+        "built-in values)",
     )
     k_max: int = Field(32, ge=0, description="most draft tokens the whole batch may verify in one step")
+    k_max_rule: Literal["fixed", "auto"] = Field(
+        "fixed", description="auto: choose K_max step by step from what drafts were worth and cost, at most --k-max"
+    )
+    price: Literal["on", "off"] = Field(
+        "on", description="off: buy whatever K_max allows, even nodes and levels that cost more than they can bring"
+    )
     max_depth: int = Field(8, ge=1, le=64, description="deepest draft node (D_max)")
     branching: int = Field(4, ge=1, le=64, description="children the drafter proposes per node")
     gate: GateName = Field("sparse", description="echo: depths whose confidence is read (ablation)")
@@ -50,6 +68,11 @@ class EngineConfig(BaseModel):
     widen: Literal["on", "off"] = Field("on", description="echo: spend what is left on siblings (ablation)")
     widen_scope: Literal["all", "truncation"] = Field(
         "all", description="echo: widen below every granted node, or at truncation points only"
+    )
+    shapes: str = Field(
+        "1=1.1.1.1.1/4=1.1.1/8=1.1/32=",
+        pattern=r"^\d+=[\d.]*(/\d+=[\d.]*)*$",
+        description="table: children per node at each depth, by smallest batch size; nothing behind = drafts nothing",
     )
     dtype: DtypeName = Field("auto", description="precision of weights and KV (auto: the checkpoint's own)")
     numerics: NumericsName = Field(
@@ -69,6 +92,25 @@ class EngineConfig(BaseModel):
         128, ge=1, description="prompt tokens per step while others decode; more when nothing decodes"
     )
     seed: int = Field(0, ge=0, description="seed of everything random outside sampling (random gate)")
+
+    @field_validator("drafter")
+    @classmethod
+    def _names_drafters(cls, value: str) -> str:
+        parts = value.split("+")
+        if value != AUTO_DRAFTER and not set(parts) <= set(DRAFTERS):
+            raise ValueError(
+                f"should be {', '.join((AUTO_DRAFTER, *DRAFTERS))} or several joined with + as in eagle3+ngram"
+            )
+        if parts.count("ngram") > 1:
+            raise ValueError("should name ngram once at most")
+        return value
+
+    @field_validator("draft_model")
+    @classmethod
+    def _names_weights(cls, value: str | None) -> str | None:
+        if value is not None and not all(value.split(",")):
+            raise ValueError("should name a head or a model before and after every comma")
+        return value
 
     @property
     def aux_layers(self) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ Knows no field by name, so a new setting is a flag at once. Knows nothing of wha
 """
 
 import argparse
+import re
 from collections.abc import Collection, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -61,7 +62,7 @@ def _parsing(annotation: Any) -> dict[str, Any]:
 
 
 def _complaint(detail: Any, sources: Mapping[str, str]) -> str:
-    message = str(detail["msg"]).removeprefix("Input ").removeprefix("Value error, ")
+    message = re.sub("^(Input|String|Value error,) ", "", str(detail["msg"]))
     if not detail["loc"]:  # a rule about several settings names them itself
         return message
     name = str(detail["loc"][0])

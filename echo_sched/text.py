@@ -20,6 +20,7 @@ class TextStream:
     stop: stop strings, none of them empty. The one that completes first in the text wins (the longest where several
         complete at the same character), so the result depends on the text and not on how tokens cut it.
     trim_stop: leave the stop string out of the text. Either way what follows it, in the same token too, is dropped.
+    num_exempt: a stop string counts only if a token after the first `num_exempt` completes it.
 
     Everything that `take` returned, the last time with `final=True`, adds up to the text; without a stop that is
     `decode(all ids)`, broken characters at the end included, unless decode takes back characters that are already out
@@ -27,18 +28,28 @@ class TextStream:
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), trim_stop: bool = True
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        trim_stop: bool = True,
+        num_exempt: int = 0,
     ) -> None:
         self._detokenizer = _Detokenizer(decode)
         self._scanner = _StopScanner(stop)
         self._trim_stop = trim_stop
+        self._num_exempt = num_exempt  # pushes to come that complete no stop string
         self._safe: list[str] = []  # ruled out as part of a stop string, not taken yet
         self._ended = False  # a stop string matched, or the rest was flushed
 
     def push(self, token_id: int) -> str | None:
         """Add one id; return the stop string that is now complete in the text, if any. No push may follow that."""
         assert not self._ended, "a text that has ended takes no more tokens"
-        match = self._scanner.scan(self._detokenizer.push(token_id))
+        settled = self._detokenizer.push(token_id)
+        if self._num_exempt:
+            self._num_exempt -= 1
+            self._safe.append(self._scanner.pass_over(settled))
+            return None
+        match = self._scanner.scan(settled)
         self._safe.append(match.before)
         if match.stop is None:
             return None
@@ -138,16 +149,30 @@ class _StopScanner:
         assert all(stops), "an empty stop string matches everywhere"
         self._stops = sorted(stops, key=len, reverse=True)  # the longest wins a tie
         self.held = ""
+        self._num_passed = 0  # characters of `held` that were passed over: a match must end behind them
 
     def scan(self, piece: str) -> _Match:
         text = self.held + piece
-        ends = [(start + len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        firsts = ((stop, max(0, self._num_passed - len(stop) + 1)) for stop in self._stops)
+        ends = [(start + len(stop), stop) for stop, first in firsts if (start := text.find(stop, first)) >= 0]
         if ends:
             end, stop = min(ends, key=lambda match: match[0])
             return _Match(text[: end - len(stop)], stop)
+        before = self._hold(text)
+        self._num_passed = max(0, self._num_passed - len(before))
+        return _Match(before, None)
+
+    def pass_over(self, piece: str) -> str:
+        """Take text that completes no stop string, though one may begin in it. Returns what is settled, as `scan`."""
+        before = self._hold(self.held + piece)
+        self._num_passed = len(self.held)
+        return before
+
+    def _hold(self, text: str) -> str:
+        """Keep the end of `text` that may be the beginning of a stop string; return the rest."""
         keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
         self.held = text[len(text) - keep :]
-        return _Match(text[: len(text) - keep], None)
+        return text[: len(text) - keep]
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:

@@ -3,64 +3,14 @@
 Nothing here knows torch, a policy or HTTP.
 """
 
-import math
-import reprlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from echo_sched.errors import RequestError
-
-GREEDY_BELOW = 1e-6  # a temperature below this is greedy decoding (http.md)
-MAX_SEED = 2**64 - 1
-# Stops are looked for at every token, on the thread that serves everybody.
-MAX_STOPS, MAX_STOP_LEN, MAX_STOP_IDS = 64, 256, 1024
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How one request's tokens are chosen and when it stops.
-
-    Raises RequestError, naming the field, for any value out of range.
-    """
-
-    max_new_tokens: int = 128
-    temperature: float = 1.0
-    top_k: int = -1  # -1: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    no_stop_trim: bool = False
-    skip_special_tokens: bool = True
-    speculation: bool = True  # False: decoded plainly inside the same batch
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
-            if not math.isfinite(getattr(self, name)):
-                raise RequestError(f"{name} must be a finite number", name)
-        checks = (
-            ("max_new_tokens", self.max_new_tokens >= 1, "must be at least 1"),
-            ("temperature", self.temperature >= 0.0, "must not be negative"),
-            ("top_k", self.top_k == -1 or self.top_k >= 1, "must be -1 (off) or at least 1"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "must be in (0, 1]"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "must be in [0, 1]"),
-            ("seed", 0 <= self.seed <= MAX_SEED, "must be in [0, 2**64 - 1]"),
-            ("stop", all(self.stop), "must not contain an empty string"),
-            ("stop", len(self.stop) <= MAX_STOPS, f"may name at most {MAX_STOPS} strings"),
-            ("stop", all(len(s) <= MAX_STOP_LEN for s in self.stop), f"strings have at most {MAX_STOP_LEN} characters"),
-            ("stop_token_ids", len(self.stop_token_ids) <= MAX_STOP_IDS, f"may name at most {MAX_STOP_IDS} ids"),
-            ("stop_token_ids", all(t >= 0 for t in self.stop_token_ids), "must not be negative"),
-        )
-        for name, good, rule in checks:
-            if not good:
-                raise RequestError(f"{name} {rule}, got {reprlib.repr(getattr(self, name))}", name)
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
+# Plain values too, in a file of their own for its length.
+from echo_sched.params import MAX_SEED as MAX_SEED
+from echo_sched.params import LogprobParams as LogprobParams
+from echo_sched.params import SamplingParams as SamplingParams
 
 
 @dataclass(frozen=True)
@@ -106,6 +56,8 @@ class Request:
     slot: int | None = None
     finish: FinishReason | None = None
     stats: RequestStats = field(default_factory=RequestStats)
+    group: str | None = None  # the name that the answers to one prompt share, where there are several
+    logprobs: LogprobParams | None = None  # None: it wants none
 
     @property
     def num_tokens(self) -> int:
@@ -134,6 +86,21 @@ class Request:
         return self.params.max_new_tokens - len(self.output_ids)
 
 
+class Logprob(NamedTuple):
+    """How likely the model found a token: the float32 log-softmax of its logits, before any sampling field acts."""
+
+    value: float | None  # None where there is no number: the first token asked for of a prompt
+    token_id: int
+    text: str | None  # None unless asked for
+
+
+class TokenLogprobs(NamedTuple):
+    """One token's logprob, and those of the most likely tokens in its place, best first."""
+
+    token: Logprob
+    top: tuple[Logprob, ...]
+
+
 class TokenEvent(NamedTuple):
     """What one step gave one request: new token ids, the text they release, and the end if this is it."""
 
@@ -141,6 +108,8 @@ class TokenEvent(NamedTuple):
     token_ids: tuple[int, ...]
     text: str  # delta; the concatenation over all events is the whole text
     finish: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # all of the prompt's, with the first token
 
 
 class GateReading(NamedTuple):
@@ -172,6 +141,7 @@ class StepRecord:
     num_prompt_tokens: int
     k_max: int
     num_offered: int  # candidates the drafter proposed
+    num_levels: int  # depths drafted
     num_dropped: int  # nodes that trees grew by, and lost again before verification
     num_verified: int  # draft nodes in the super-tree
     num_accepted: int
@@ -181,5 +151,7 @@ class StepRecord:
     num_widened: int
     num_transferred: int  # nodes granted beyond a request's even share of K_max
     seconds: dict[str, float]  # phase -> seconds: schedule, draft, verify, accept, commit
+    expected_accepted: float | None = None  # by the nodes' chances; None where nothing had a price
+    expected_seconds: float | None = None  # of the verify phase, likewise
     gate_readings: tuple[GateReading, ...] = ()  # only when recording
     node_readings: tuple[NodeReading, ...] = ()  # only when recording: every verified node

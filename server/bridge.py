@@ -74,6 +74,11 @@ class EngineBridge:
         return self._num_emitted / self._num_verify_steps if self._num_verify_steps else 1.0
 
     @property
+    def max_sequences(self) -> int:
+        """How many may run or wait. A call of more can never fit."""
+        return self.model.config.max_batch_size + self.settings.max_queued_requests
+
+    @property
     def busy(self) -> bool:
         """The engine's thread is still there."""
         return self._thread.alive
@@ -110,14 +115,12 @@ class EngineBridge:
         """Hand requests to the engine, all or none. Pair it with `release`.
 
         Raises ApiError (503) when the engine does not serve, QueueFullError at the queue's bound, RequestError for ids
-        in use or a list that could never fit.
+        in use.
         """
         if self.state != "ready":
             raise unavailable(_REFUSALS[self.state], code=self.state)
-        self._check_bound(len(requests))
-        for request in requests:
-            if request.request_id in self._open:
-                raise RequestError(f"rid {request.request_id!r} is in use by a request that has not ended", "rid")
+        self._check_queue(len(requests))
+        self._check_names(requests)
         generation = Generation(requests, time.monotonic())
         self._open.update({output.request.request_id: (generation, output) for output in generation.outputs})
         self._thread.add(requests, generation.arrived_at)
@@ -133,36 +136,39 @@ class EngineBridge:
             generation.deadline.cancel()
         self._abort_generation(generation, "the client is gone")
 
-    def abort(self, request_id: str, reason: str) -> bool:
-        """End one request now, with what it has. False if there is no such request."""
-        if request_id not in self._open:
-            return False
-        generation, output = self._open[request_id]
+    def abort(self, rid: str, reason: str) -> bool:
+        """End what the client calls `rid` now, with what it has: a request, or all answers to a prompt. False if there
+        is no such thing."""
+        found = [(generation, output) for generation, output in self._open.values() if rid in _names(output.request)]
+        for generation, output in found:
+            self._abort_output(generation, output, reason)
+        return bool(found)
+
+    def _abort_output(self, generation: Generation, output: Output, reason: str) -> None:
         self._thread.cancel([output.request])
         output.end(FinishReason("abort", message=reason), time.monotonic())
         self._forget(output)
         generation.notify(output)
-        return True
 
     def _abort_generation(self, generation: Generation, reason: str) -> None:
         for output in generation.open_outputs:
-            self.abort(output.request.request_id, reason)
+            self._abort_output(generation, output, reason)
 
     def _abort_all(self, reason: str) -> None:
-        for request_id in list(self._open):
-            self.abort(request_id, reason)
+        for generation, output in list(self._open.values()):
+            self._abort_output(generation, output, reason)
 
-    def _check_bound(self, num_new: int) -> None:
-        slots = self.model.config.max_batch_size
-        bound = slots + self.settings.max_queued_requests
-        if num_new > bound:
-            raise RequestError(
-                f"a list of {num_new} prompts can never fit: {slots} run and {bound - slots} may wait", "text"
-            )
-        if len(self._open) + num_new > bound:
+    def _check_queue(self, num_new: int) -> None:
+        if len(self._open) + num_new > self.max_sequences:
             raise QueueFullError(
                 f"the queue is full: {len(self._open)} requests are running or waiting; try again later"
             )
+
+    def _check_names(self, requests: Sequence[Request]) -> None:
+        taken = {name for _, output in self._open.values() for name in _names(output.request)}
+        for request in requests:
+            for name in _names(request) & taken:
+                raise RequestError(f"rid {name!r} is in use by a request that has not ended", "rid")
 
     def _find(self, request: Request) -> tuple[Generation, Output] | None:
         """None for a request that was aborted while the engine's report was under way, even if its id is taken anew."""
@@ -230,3 +236,8 @@ class EngineBridge:
         self._open.clear()
         for generation in generations.values():
             generation.fail(answer)
+
+
+def _names(request: Request) -> set[str]:
+    """What a client may call a request."""
+    return {request.request_id} if request.group is None else {request.request_id, request.group}

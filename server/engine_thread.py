@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from echo_sched.config import EngineConfig
-from echo_sched.types import FinishReason, Request, RequestStats, StepRecord, TokenEvent
+from echo_sched.types import FinishReason, Request, RequestStats, StepRecord, TokenEvent, TokenLogprobs
 
 logger = logging.getLogger("echo_sched.server")
 
@@ -65,6 +65,8 @@ class Progress(NamedTuple):
     text: str
     finish: FinishReason | None
     stats: RequestStats
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Report(NamedTuple):
@@ -161,7 +163,7 @@ class EngineThread:
         report = Report(
             num_running=loop.num_running,
             num_waiting=loop.num_waiting,
-            progress=[Progress(e.request, e.token_ids, e.text, e.finish, _copy(e.request.stats)) for e in events],
+            progress=[_progress(event) for event in events],
             record=None if loop.last_record is before else loop.last_record,
             at=time.monotonic(),
             queue_seconds=[started - self._waiting.pop(request) for request in served],
@@ -192,5 +194,9 @@ class EngineThread:
             logger.debug("nobody is left to hear %s", call.__name__)
 
 
-def _copy(stats: RequestStats) -> RequestStats:
-    return replace(stats, accepted_lengths=Counter(stats.accepted_lengths))
+def _progress(event: TokenEvent) -> Progress:
+    stats = event.request.stats
+    copy = replace(stats, accepted_lengths=Counter(stats.accepted_lengths))
+    return Progress(
+        event.request, event.token_ids, event.text, event.finish, copy, event.logprobs, event.prompt_logprobs
+    )

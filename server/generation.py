@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from echo_sched.types import FinishReason, Request, RequestStats
+from echo_sched.types import FinishReason, Request, RequestStats, TokenLogprobs
 from server.engine_thread import Progress
 
 
@@ -21,12 +21,16 @@ class Output:
     updated_at: float
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # empty unless asked for, as the next
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
     stats: RequestStats = field(default_factory=RequestStats)
 
     def advance(self, progress: Progress, at: float) -> None:
         self.text += progress.text
         self.token_ids.extend(progress.token_ids)
+        self.logprobs.extend(progress.logprobs)
+        self.prompt_logprobs.extend(progress.prompt_logprobs)
         self.finish = progress.finish
         self.stats = progress.stats
         self.updated_at = at

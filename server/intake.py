@@ -3,18 +3,21 @@
 Knows the tokenizer and the model's limits, and nothing of threads or sockets.
 """
 
-import secrets
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from echo_sched.errors import RequestError
-from echo_sched.types import Request, SamplingParams
+from echo_sched.params import choice_seed
+from echo_sched.types import LogprobParams, Request, SamplingParams
 from server.engine_thread import ServedModel
+from server.fields import check_ids, check_list
+from server.logprobs import logprob_params
+from server.sampling import to_params
 from server.schemas import GenerateBody, SamplingBody
 
 DEFAULT_MAX_NEW_TOKENS = SamplingParams.max_new_tokens
-SEED_BITS = 53  # a drawn seed is reported in JSON, where many clients read numbers as doubles
 
 
 class _Prompt(NamedTuple):
@@ -23,22 +26,54 @@ class _Prompt(NamedTuple):
 
 
 def to_requests(body: GenerateBody, model: ServedModel) -> list[Request]:
-    """One Request per prompt, in order. Raises RequestError naming the field."""
+    """The requests of each prompt, in order, n for each. Raises RequestError naming the field."""
     prompts, is_list = _prompts(body)
     sampling = _sampling(body, len(prompts), is_list)
     rids = _request_ids(body, len(prompts), is_list)
+    logprobs = logprob_params(body, len(prompts), is_list)
     speculation = body.speculation is not False
-    requests = []
-    for prompt, (field, params), rid in zip(prompts, sampling, rids, strict=True):
+    requests: list[Request] = []
+    for prompt, (field, given), rid, wanted in zip(prompts, sampling, rids, logprobs, strict=True):
         ids = _token_ids(prompt, model)
-        max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, params, model.max_model_len)
-        requests.append(Request(rid, ids, _params(field, params, max_new_tokens, speculation, model.vocab_size)))
+        max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, given, model.max_model_len)
+        params = to_params(field, given, max_new_tokens, speculation, model.vocab_size)
+        if wanted is not None and wanted.logprob_start_len > len(ids):
+            message = f"logprob_start_len is {wanted.logprob_start_len}, but {prompt.field} has {len(ids)} tokens"
+            raise RequestError(message, "logprob_start_len")
+        requests += _choices(rid, ids, params, wanted, given.n or 1)
+    if len({request.request_id for request in requests}) < len(requests):
+        raise RequestError("rid names a prompt as another's choice is named", "rid")
     return requests
 
 
+def _choices(
+    rid: str, ids: tuple[int, ...], params: SamplingParams, logprobs: LogprobParams | None, count: int
+) -> list[Request]:
+    """`count` answers to one prompt: each could be had alone, by its own seed."""
+    if count == 1:
+        return [Request(rid, ids, params, logprobs=logprobs)]
+    keyed = [replace(params, seed=choice_seed(params.seed, choice)) for choice in range(count)]
+    return [Request(f"{rid}-{k}", ids, keyed[k], group=rid, logprobs=logprobs) for k in range(count)]
+
+
+def check_size(body: GenerateBody, max_sequences: int) -> None:
+    """Refuse a call that could never fit, before its prompts are looked at. Raises RequestError naming the field."""
+    prompts, counts = _prompts(body)[0], _counts(body)
+    if sum(counts) > max_sequences:
+        field = "sampling_params.n" if sum(counts) > len(prompts) else prompts[0].field.partition("[")[0]
+        message = f"{len(prompts)} prompts and {sum(counts)} sequences (prompts x n) can never fit"
+        raise RequestError(f"{field}: {message}: {max_sequences} may run or wait", field)
+
+
 def is_batch(body: GenerateBody) -> bool:
-    """Whether the client sent a list of prompts, and so gets a list back."""
-    return _prompts(body)[1]
+    """Whether the client gets a list: it sent a list of prompts, or asked for several answers."""
+    return _prompts(body)[1] or sum(_counts(body)) > 1
+
+
+def _counts(body: GenerateBody) -> list[int]:
+    """n of each prompt."""
+    prompts, is_list = _prompts(body)
+    return [given.n or 1 for _, given in _sampling(body, len(prompts), is_list)]
 
 
 def _prompts(body: GenerateBody) -> tuple[list[_Prompt], bool]:
@@ -64,7 +99,7 @@ def _sampling(body: GenerateBody, num_prompts: int, is_list: bool) -> list[tuple
     given = SamplingBody() if body.sampling_params is None else body.sampling_params
     if isinstance(given, SamplingBody):
         return [("sampling_params", given)] * num_prompts
-    _check_list("sampling_params", len(given), num_prompts, is_list)
+    check_list("sampling_params", len(given), num_prompts, is_list)
     return [(f"sampling_params[{index}]", params) for index, params in enumerate(given)]
 
 
@@ -76,37 +111,23 @@ def _request_ids(body: GenerateBody, num_prompts: int, is_list: bool) -> Sequenc
             raise RequestError("rid must be a list, one per prompt, when the prompts are a list", "rid")
         rids = [body.rid]
     else:
-        _check_list("rid", len(body.rid), num_prompts, is_list)
+        check_list("rid", len(body.rid), num_prompts, is_list)
         rids = body.rid
     if not all(rids) or len(set(rids)) < len(rids):
         raise RequestError("rid must hold distinct ids that are not empty", "rid")
     return rids
 
 
-def _check_list(field: str, num_given: int, num_prompts: int, is_list: bool) -> None:
-    if not is_list:
-        raise RequestError(f"{field} is a list, but the prompt is not", field)
-    if num_given != num_prompts:
-        raise RequestError(f"{field} has {num_given} entries for {num_prompts} prompts", field)
-
-
 def _token_ids(prompt: _Prompt, model: ServedModel) -> tuple[int, ...]:
     if not prompt.content:
         raise RequestError(f"{prompt.field} is empty", prompt.field)
     if isinstance(prompt.content, list):
-        _check_ids(prompt.field, prompt.content, model.vocab_size)
+        check_ids(prompt.field, prompt.content, model.vocab_size)
         return tuple(prompt.content)
     ids = tuple(model.tokenizer(prompt.content)["input_ids"])
     if not ids:
         raise RequestError(f"{prompt.field} has no tokens", prompt.field)
     return ids
-
-
-def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
-    for place, token_id in enumerate(ids):
-        if not 0 <= token_id < vocab_size:
-            message = f"{field}[{place}] is {token_id}, outside the vocabulary of {vocab_size} tokens"
-            raise RequestError(message, f"{field}[{place}]")
 
 
 def _max_new_tokens(prompt_field: str, prompt_len: int, field: str, params: SamplingBody, max_model_len: int) -> int:
@@ -120,25 +141,3 @@ def _max_new_tokens(prompt_field: str, prompt_len: int, field: str, params: Samp
         total = f"{prompt_len} prompt tokens + max_new_tokens {params.max_new_tokens}"
         raise RequestError(f"{total} exceed the context of {max_model_len} tokens", f"{field}.max_new_tokens")
     return params.max_new_tokens
-
-
-def _params(field: str, given: SamplingBody, max_new_tokens: int, speculation: bool, vocab_size: int) -> SamplingParams:
-    plain = {"temperature", "top_p", "top_k", "min_p", "ignore_eos", "skip_special_tokens", "no_stop_trim"}
-    values = given.model_dump(include=plain, exclude_none=True)
-    seed = given.sampling_seed
-    stop = [] if given.stop is None else given.stop
-    stop_token_ids = given.stop_token_ids or []
-    _check_ids(f"{field}.stop_token_ids", stop_token_ids, vocab_size)
-    if "top_k" in values:
-        values["top_k"] = min(values["top_k"], vocab_size)
-    try:
-        return SamplingParams(
-            max_new_tokens=max_new_tokens,
-            seed=secrets.randbits(SEED_BITS) if seed is None else seed,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=tuple(stop_token_ids),
-            speculation=speculation,
-            **values,
-        )
-    except RequestError as error:
-        raise RequestError(f"{field}.{error}", f"{field}.{error.param}") from error

@@ -23,6 +23,7 @@ GAP_BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 PHASE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 NODE_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+COST_MEMORY = 0.05  # weight of the latest step
 DEPTH_BUCKETS = tuple(float(depth) for depth in (*range(9), 12, 16, 24, 32))
 
 Arguments = ParamSpec("Arguments")
@@ -46,6 +47,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._cost_ratio = 1.0
         self._build = Info("echo_sched_build", "what is running", registry=self._registry)
         self._requests_and_tokens()
         self._speculation()
@@ -99,6 +101,11 @@ class Metrics:
         )
         self._used_nodes = self._histogram("verify_used_tokens", "draft nodes that it verified", NODE_BUCKETS)
         self._drafted = self._counter("drafted_nodes", "candidates that the drafter proposed")
+        self._pruned = self._counter("pruned_nodes", "candidates that were not verified", "stage")
+        self._expected = self._counter("expected_accepted_nodes", "draft nodes accepted, as calibration expects it")
+        self._cost_error = self._gauge(
+            "cost_model_error_ratio", "measured over expected seconds of verifying, moving average over steps"
+        )
         self._truncated = self._counter("truncated", "requests truncated before a depth", "depth")
         self._deepened = self._counter("deepened", "nodes granted beyond the target depth", "depth")
         self._widened = self._counter("widened_nodes", "siblings granted from what was left of the budget")
@@ -153,6 +160,14 @@ class Metrics:
         self._draft_tokens.inc(record.num_verified)
         self._accepted_tokens.inc(record.num_accepted)
         self._drafted.inc(record.num_offered)
+        self._pruned.labels("verify").inc(record.num_dropped)
+        self._pruned.labels("draft").inc(record.num_offered - record.num_verified - record.num_dropped)
+        if record.expected_accepted is not None:
+            self._expected.inc(record.expected_accepted)
+        if record.expected_seconds is not None:
+            ratio = record.seconds["verify"] / record.expected_seconds
+            self._cost_ratio += COST_MEMORY * (ratio - self._cost_ratio)
+            self._cost_error.set(self._cost_ratio)
         self._widened.inc(record.num_widened)
         for depth, count in record.truncated.items():
             self._truncated.labels(depth).inc(count)

@@ -7,6 +7,7 @@ from echo_sched.types import FinishReason, StepRecord
 from server.bridge import EngineBridge
 from server.engine_thread import ServedModel
 from server.generation import Output
+from server.logprobs import logprob_info
 from server.version import package_version
 
 
@@ -19,6 +20,9 @@ def generated(output: Output, is_batch: bool) -> dict[str, Any]:
 def _meta_info(output: Output) -> dict[str, Any]:
     request, stats = output.request, output.stats
     lengths = stats.accepted_lengths
+    logprobs = (
+        {} if request.logprobs is None else logprob_info(request.logprobs, output.prompt_logprobs, output.logprobs)
+    )
     return {
         "id": request.request_id,
         "finish_reason": None if output.finish is None else _finish_reason(output.finish),
@@ -36,6 +40,7 @@ def _meta_info(output: Output) -> dict[str, Any]:
         "spec_widened_ct": stats.num_widened,
         # entry k: verify steps that accepted k nodes
         "spec_depth_histogram": [lengths[k] for k in range(max(lengths, default=-1) + 1)],
+        **logprobs,
     }
 
 

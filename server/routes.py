@@ -14,7 +14,7 @@ from server.bridge import EngineBridge
 from server.errors import bad_request, to_api_error
 from server.generation import Generation
 from server.guard import read_json
-from server.intake import is_batch, to_requests
+from server.intake import check_size, is_batch, to_requests
 from server.schemas import AbortBody, GenerateBody, parse, parse_generate
 from server.sse import DONE, EventStream, event, unless_disconnected
 from server.version import package_version
@@ -40,6 +40,7 @@ async def generate(request: Request) -> Response:
     bridge = _bridge(request)
     settings = bridge.settings
     body = parse_generate(await read_json(request, settings.max_body_bytes), settings.unknown_fields)
+    check_size(body, bridge.max_sequences)
     # In a thread, so that a long text does not hold up everybody's streams.
     requests = await asyncio.to_thread(to_requests, body, bridge.model)
     generation = bridge.submit(requests)

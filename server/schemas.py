@@ -15,13 +15,11 @@ from echo_sched.types import MAX_SEED
 
 logger = logging.getLogger("echo_sched.server")
 
+MAX_CHOICES = 128  # answers to one prompt, as in OpenAI's API
+
 # Fields that clients are known to send, with the values (besides null) that ask for nothing. Anything else is a 400.
 UNSUPPORTED_BODY: Mapping[str, tuple[Any, ...]] = {
-    "return_logprob": (False,),
-    "top_logprobs_num": (0,),
-    "logprob_start_len": (-1, 0),
     "token_ids_logprob": (),
-    "return_text_in_logprobs": (False,),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
     "lora_path": ("",),
@@ -39,12 +37,6 @@ UNSUPPORTED_BODY: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),  # says nothing without tools
 }
 UNSUPPORTED_SAMPLING: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "min_new_tokens": (0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "logit_bias": ({},),
     "json_schema": ("",),
     "regex": ("",),
     "ebnf": ("",),
@@ -73,11 +65,19 @@ class Body(BaseModel):
 class SamplingBody(Body):
     """`sampling_params` of one prompt."""
 
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[Text, float] | None = None  # by token id, which JSON can only write as a string
+    allowed_token_ids: list[int] | None = None
+    bad_token_ids: list[int] | None = None
     stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -94,6 +94,10 @@ class GenerateBody(Body):
     sampling_params: SamplingBody | list[SamplingBody] | None = None
     stream: bool | None = None
     rid: Text | list[Text] | None = None
+    return_logprob: bool | list[bool] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    logprob_start_len: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
     speculation: bool | None = None
 
 

@@ -45,6 +45,8 @@ class Outcome:
     num_dropped: list[int] = field(default_factory=list)
     gate_truncated: list[int] = field(default_factory=list)
     budget_truncated: list[int] = field(default_factory=list)
+    price_truncated: list[int] = field(default_factory=list)
+    num_levels: int = 0
     deepened: dict[int, int] = field(default_factory=dict)
     num_transferred: int = 0
     num_offered: int = 0
@@ -86,6 +88,8 @@ def drive(plan: Plan, caps: Sequence[int], children: Children, shuffle: random.R
     outcome.num_dropped = report.num_dropped.tolist()
     outcome.gate_truncated = report.gate_truncated.tolist()
     outcome.budget_truncated = report.budget_truncated.tolist()
+    outcome.price_truncated = report.price_truncated.tolist()
+    outcome.num_levels = report.num_levels
     outcome.deepened = report.deepened
     outcome.num_transferred = report.num_transferred
     outcome.num_offered = report.num_offered
@@ -128,10 +132,12 @@ class SlowRequest:
     cap: int
     share: int
     nodes: dict[Path, float] = field(default_factory=lambda: dict[Path, float]())
+    chances: dict[Path, float] = field(default_factory=lambda: {(): 1.0})
     frontier: list[Path] = field(default_factory=lambda: [()])
     going: bool = True
     gate_truncated: int = 0
     budget_truncated: int = 0
+    price_truncated: int = 0
 
     def logp(self, path: Path) -> float:
         return self.nodes[path] if path else 0.0
@@ -149,11 +155,18 @@ class Wish:
     request: SlowRequest
     path: Path
     logp: float
+    chance: float
     at_truncation: bool = False
 
     @property
     def order(self) -> tuple[float, int, int, int]:
         return self.request.order(self.path, self.logp)
+
+    @property
+    def order_across_depths(self) -> tuple[float, ...]:
+        """By chance first; of equals the shallower comes first, so that nobody precedes its parent."""
+        logp, *ties = self.order
+        return -self.chance, logp, len(self.path), *ties
 
 
 class SlowAllocation:
@@ -164,6 +177,9 @@ class SlowAllocation:
         self.children = children
         self.budget = 10**6 if plan.rerank else plan.k_max
         self.pool: list[Wish] = []
+        self.seen: list[Wish] = []
+        self.num_levels = 0
+        self.pays = True
         self.outcome = Outcome()
         shares = [plan.k_max] * len(caps) if plan.shares is None else plan.shares
         self.requests = [
@@ -176,8 +192,9 @@ class SlowAllocation:
         for request in self.requests:
             request.going = request.cap >= 1 and request.share >= 1
         for depth in range(1, self.plan.max_depth + 1):
-            if self.budget == 0:
+            if self.budget == 0 or not self.pays or not any(request.going for request in self.requests):
                 break
+            self.num_levels = depth
             offers = [self.offers(request, depth) for request in self.requests if request.going]
             self.charge([wish for wishes in offers for wish in wishes], depth)
         if self.plan.widen:
@@ -189,11 +206,13 @@ class SlowAllocation:
 
     def offers(self, request: SlowRequest, depth: int) -> list[Wish]:
         """What a request asks for at a depth; the rest of what it has goes to the pool."""
-        seen = [
-            Wish(request, (*path, token), request.logp(path) + float(np.log(probability)))
-            for path in request.frontier
-            for token, probability in self.children(request.index, path)
-        ]
+        seen = []
+        for path in request.frontier:
+            for token, probability in self.children(request.index, path):
+                logp = request.logp(path) + float(np.log(probability))
+                chance = min(request.chances[path], self.chance(depth, logp))
+                seen.append(Wish(request, (*path, token), logp, chance))
+        self.seen += seen
         self.outcome.num_offered += len(seen)
         request.going = False
         if not seen:
@@ -236,32 +255,86 @@ class SlowAllocation:
         askers = {wish.request for wish in offers}
         for request in askers:
             request.frontier = []
-        for wish in sorted(offers, key=lambda wish: wish.order):
-            if self.budget:
-                self.pay(wish, self.outcome.grown)
-                wish.request.frontier.append(wish.path)
-                if depth > self.plan.target_depth:
-                    self.outcome.deepened[depth] = self.outcome.deepened.get(depth, 0) + 1
+        ordered = sorted(offers, key=lambda wish: wish.order)
+        affordable = ordered[: self.budget]
+        if self.plan.rerank and self.plan.shares is None:
+            best = sorted((wish.chance for wish in self.seen), reverse=True)[: self.plan.k_max]
+            affordable = [wish for wish in affordable if wish.chance >= best[-1]]
+        served = affordable if self.plan.rerank else self.worthwhile(affordable)
+        self.pool += ordered[len(served) :]
+        for wish in served:
+            self.pay(wish, self.outcome.grown)
+            wish.request.frontier.append(wish.path)
+            if depth > self.plan.target_depth:
+                self.outcome.deepened[depth] = self.outcome.deepened.get(depth, 0) + 1
         for request in askers:
-            if not request.frontier:
+            if request not in {wish.request for wish in affordable}:
                 request.budget_truncated = depth
+            elif not request.frontier:
+                request.price_truncated = depth
             request.going = bool(request.frontier) and depth < request.cap and len(request.nodes) < request.share
+        self.pays = self.next_level_pays(depth)
+
+    def chance(self, depth: int, logp: float) -> float:
+        if self.plan.price is None:
+            return float(np.exp(logp))
+        return float(self.plan.price.acceptance.chance(depth, np.array([logp]))[0])
+
+    def verified(self) -> list[float]:
+        """Chances of the nodes that are paid for for good."""
+        if self.plan.rerank:
+            return []
+        return [request.chances[path] for request in self.requests for path in request.nodes]
+
+    def rates(self, chances: list[float], num_levels: int) -> list[float]:
+        """Tokens per second with none, one, two ... of these bought beside what is verified."""
+        price = self.plan.price
+        assert price is not None
+        verified = self.verified()
+        rates = []
+        for count in range(min(len(chances), self.plan.k_max - len(verified)) + 1):
+            tokens = price.base_tokens + sum(verified) + sum(chances[:count])
+            seconds = price.verify_seconds[len(verified) + count] + num_levels * price.level_seconds
+            rates.append(tokens / float(seconds))
+        return rates
+
+    def worthwhile(self, wishes: list[Wish]) -> list[Wish]:
+        """The beginning of the list that gives the best rate."""
+        if self.plan.price is None:
+            return wishes
+        rates = self.rates([wish.chance for wish in wishes], self.num_levels)
+        return wishes[: rates.index(max(rates))]
+
+    def next_level_pays(self, depth: int) -> bool:
+        frontier = [request.chances[path] for request in self.requests if request.going for path in request.frontier]
+        price = self.plan.price
+        if price is None or not frontier:
+            return True
+        optional = [wish.chance for wish in self.seen] if self.plan.rerank else []
+        share = price.continuation[min(depth, len(price.continuation) - 1)]
+        hoped = sorted([*optional, *(share * chance for chance in frontier)], reverse=True)
+        return max(self.rates(hoped, depth + 1)) > max(self.rates(sorted(optional, reverse=True), depth))
 
     def widen(self) -> None:
-        for wish in sorted(self.pool, key=lambda wish: wish.order):
+        chosen: list[Wish] = []
+        for wish in sorted(self.pool, key=lambda wish: wish.order_across_depths):
             request = wish.request
             discarded = self.plan.shares is not None and request.gate_truncated
             outside = self.plan.widen_scope == "truncation" and not wish.at_truncation
-            if self.budget and not discarded and not outside and len(request.nodes) < request.share:
-                self.pay(wish, self.outcome.widened)
+            taken = len(request.nodes) + sum(other.request is request for other in chosen)
+            if len(chosen) < self.budget and not discarded and not outside and taken < request.share:
+                chosen.append(wish)
+        for wish in self.worthwhile(chosen):
+            self.pay(wish, self.outcome.widened)
 
     def rerank(self) -> None:
         """Growing was free: one by one, the best candidate that its request and the batch still have room for."""
-        grown = [Wish(r, path, logp) for r in self.requests for path, logp in r.nodes.items()]
-        for wish in sorted([*grown, *self.pool], key=lambda wish: (wish.order[0], len(wish.path), wish.order[1:])):
-            mine = [path for owner, path in self.outcome.reranked if owner == wish.request.index]
-            if len(mine) < self.shares[wish.request.index] and len(self.outcome.reranked) < self.plan.k_max:
-                self.outcome.reranked.add((wish.request.index, wish.path))
+        kept: list[Wish] = []
+        for wish in sorted(self.seen, key=lambda wish: wish.order_across_depths):
+            mine = sum(other.request is wish.request for other in kept)
+            if mine < self.shares[wish.request.index] and len(kept) < self.plan.k_max:
+                kept.append(wish)
+        self.outcome.reranked = {(wish.request.index, wish.path) for wish in self.worthwhile(kept)}
         for index, request in enumerate(self.requests):
             mine = [path for owner, path in self.outcome.reranked if owner == index]
             self.outcome.num_nodes[index] = len(mine)
@@ -271,6 +344,7 @@ class SlowAllocation:
     def pay(self, wish: Wish, log: list[tuple[int, Path]]) -> None:
         self.budget -= 1
         wish.request.nodes[wish.path] = wish.logp
+        wish.request.chances[wish.path] = wish.chance
         log.append((wish.request.index, wish.path))
 
     def report(self) -> None:
@@ -279,6 +353,8 @@ class SlowAllocation:
         outcome.num_nodes = [len(request.nodes) for request in self.requests]
         outcome.gate_truncated = [request.gate_truncated for request in self.requests]
         outcome.budget_truncated = [request.budget_truncated for request in self.requests]
+        outcome.price_truncated = [request.price_truncated for request in self.requests]
+        outcome.num_levels = self.num_levels
         outcome.num_dropped = [0 for _ in self.requests]
         outcome.num_transferred = self.transferred()
 

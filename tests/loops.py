@@ -1,7 +1,8 @@
 """Decode loops over tiny models, the requests that exercise them, and what plain decoding says about those requests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,14 +22,18 @@ from echo_sched.engine.reference import ReferenceResult, reference_decode
 from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import policy_settings
+from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.policy import make_policy
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES
+from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams
-from tests.tiny_models import decode, random_prompt, tiny_model
+from tests.fakes import ScriptedDrafter
+from tests.tiny_models import VOCAB_SIZE, decode, random_prompt, tiny_model
 
 EOS_ID = 7
+CHANCE = (0.9, 0.85, 0.85, 0.85, 0.9)  # by depth, that a scripted drafter proposes the target's own token
 TAIL_LEN = 200  # the largest K_max of a test
 CPU = torch.device("cpu")
+STAIRS = CostTable((1, 4, 8, 16, 64), (0,), ((1.0,), (1.1,), (1.3,), (2.0,), (4.0,)), 0.05, {})  # a made-up machine
 
 
 class TinyTokenizer:
@@ -89,11 +94,22 @@ def probe_tiny(family: str, **settings: Any) -> None:
     probe(target, plain_logits(tiny_model(family, target.facts.dtype).to(target.device)))
 
 
-def tiny_loop(target: Target, drafter: Drafter, /, *, sampler: Sampler = sample, **settings: object) -> DecodeLoop:
-    """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget."""
-    defaults: dict[str, object] = {"k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
+def tiny_loop(
+    target: Target,
+    drafter: Drafter,
+    /,
+    *,
+    sampler: Sampler = sample,
+    cost: CostTable | None = None,
+    **settings: object,
+) -> DecodeLoop:
+    """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget.
+
+    Without `cost` nothing has a price.
+    """
+    defaults: dict[str, object] = {"drafter": "ngram", "k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
     config = EngineConfig.model_validate(defaults | settings)
-    profile = BUILT_IN_PROFILES[config.drafter]
+    profile = replace(built_in_profile(config.drafter), cost=cost)
     return DecodeLoop(config, target, drafter, make_policy(policy_settings(config), profile), profile, sampler=sampler)
 
 
@@ -115,14 +131,75 @@ def mixed_requests(count: int) -> list[Request]:
     ]
 
 
+def processed_requests(count: int) -> list[Request]:
+    """Every logits processor, alone and with others; request i is the same in every call."""
+    few = tuple(range(0, VOCAB_SIZE, 9))  # EOS is not among them
+    kinds = (
+        SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True, repetition_penalty=1.6),
+        SamplingParams(max_new_tokens=40, temperature=0.8, seed=21, ignore_eos=True, repetition_penalty=0.7),
+        SamplingParams(max_new_tokens=40, temperature=0.0, presence_penalty=-1.8, frequency_penalty=1.1),
+        SamplingParams(max_new_tokens=40, seed=22, ignore_eos=True, frequency_penalty=-0.9, top_k=20),
+        SamplingParams(max_new_tokens=40, temperature=0.0, logit_bias=((EOS_ID, 60.0),), min_new_tokens=9),
+        SamplingParams(max_new_tokens=40, seed=23, allowed_token_ids=few, bad_token_ids=few[:3], presence_penalty=1.5),
+        SamplingParams(
+            max_new_tokens=40, temperature=0.7, seed=24, stop_token_ids=(3, 30, 77), min_new_tokens=12, stop=("c", "dd")
+        ),
+        SamplingParams(
+            max_new_tokens=30,
+            seed=25,
+            top_p=0.9,
+            repetition_penalty=1.3,
+            presence_penalty=0.4,
+            frequency_penalty=0.3,
+            logit_bias=tuple((token, 1.5 if token % 2 else -1.5) for token in range(0, VOCAB_SIZE, 3)),
+            bad_token_ids=tuple(range(40, 60)),
+            min_new_tokens=25,
+        ),
+    )
+    return [
+        Request(f"p{i}", random_prompt((7, 30, 2, 11, 19, 4, 26, 13)[i % 8], seed=100 + i), kinds[i % len(kinds)])
+        for i in range(count)
+    ]
+
+
 @cache
-def references(family: str, count: int) -> dict[str, ReferenceResult]:
-    """What plain decoding emits for `mixed_requests(count)`, in float64."""
+def references(
+    family: str, count: int, make: Callable[[int], list[Request]] = mixed_requests
+) -> dict[str, ReferenceResult]:
+    """What plain decoding emits for `make(count)`, in float64."""
     model = tiny_model(family)
     return {
         request.request_id: reference_decode(model, request.prompt_ids, request.params, (EOS_ID,), decode=decode)
-        for request in mixed_requests(count)
+        for request in make(count)
     }
+
+
+def scripted(
+    family: str,
+    count: int,
+    chance: Sequence[float] = CHANCE,
+    *,
+    signal: bool = False,
+    make: Callable[[int], list[Request]] = mixed_requests,
+) -> ScriptedDrafter:
+    """A drafter that knows what plain decoding emits for `make(count)`."""
+    outputs = {name: result.output_ids for name, result in references(family, count, make).items()}
+    return ScriptedDrafter(outputs, chance, VOCAB_SIZE, signal=signal)
+
+
+def assert_equal_to_reference(
+    loop: DecodeLoop, family: str, count: int, make: Callable[[int], list[Request]] = mixed_requests
+) -> list[Request]:
+    """Every token and every finish; and where the drafter knows the answer, some of it was accepted."""
+    requests = make(count)
+    run(loop, requests)
+    for request in requests:
+        expected = references(family, count, make)[request.request_id]
+        assert request.output_ids == expected.output_ids, f"{request.request_id}: other tokens"
+        assert request.finish == expected.finish, f"{request.request_id}: other finish"
+    if loop.drafter.name == "scripted" and loop.config.policy != "off" and loop.config.k_max:
+        assert sum(request.stats.num_accepted for request in requests) > 0
+    return requests
 
 
 def run(loop: DecodeLoop, requests: Sequence[Request]) -> dict[str, str]:

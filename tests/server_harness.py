@@ -67,6 +67,7 @@ class FakeLoop:
             0,
             8,
             4 * nodes,
+            2,
             0,
             2 * nodes,
             nodes,
@@ -75,7 +76,9 @@ class FakeLoop:
             {5: 1},
             1,
             0,
-            {"draft": 0.001},
+            {"draft": 0.001, "verify": 0.02},
+            expected_accepted=0.5 * nodes,
+            expected_seconds=0.01,
         )
         return events
 

@@ -21,7 +21,9 @@ TEXTS = [" ".join(WORDS[row : row + 3] * 4) for row in range(0, 30, 5)]
 
 @pytest.fixture(scope="module")
 def loop(model_folder: Path) -> DecodeLoop:
-    return DecodeLoop.from_config(EngineConfig(model=str(model_folder), max_batch_size=2, max_model_len=96, k_max=8))
+    return DecodeLoop.from_config(
+        EngineConfig(model=str(model_folder), max_batch_size=2, max_model_len=96, k_max=8, price="off")
+    )
 
 
 def in_process(loop: DecodeLoop, texts: Sequence[str]) -> float:
@@ -30,6 +32,7 @@ def in_process(loop: DecodeLoop, texts: Sequence[str]) -> float:
     requests = [Request(f"row-{row}", prompt, params) for row, prompt in enumerate(prompts)]
     trial = run_trial(loop, requests, concurrency=1)
     assert trial.counts.num_steps_without_draft > 0, "steps without a draft are what the two could disagree about"
+    assert trial.acceptance.summary()["length"] == pytest.approx(trial.acceptance_length)
     return trial.acceptance_length
 
 

@@ -5,16 +5,35 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from echo_sched.scheduler.budget import Allocation, even_shares
+from echo_sched.scheduler.acceptance import Acceptance, AcceptanceCurve
+from echo_sched.scheduler.budget import Allocation
+from echo_sched.scheduler.order import even_shares
 from echo_sched.scheduler.plan import Plan
+from echo_sched.scheduler.price import Price
 from echo_sched.tree import Offers, is_prefix_closed
 from tests.allocation_twin import Driven, SlowAllocation, drive, scattered, scripted
 
 # Thresholds that no product of the scripted probabilities touches, and 1.0, which certainty meets exactly.
 THRESHOLDS = (0.0, 0.07, 0.21, 0.45, 0.77, 1.0)
+
+
+@st.composite
+def prices(draw: st.DrawFn, k_max: int, num_requests: int, max_depth: int) -> Price:
+    """A cost curve with steps, and chances as they come or bent by a curve. Nothing ties: the numbers are all odd."""
+    chance = random.Random(draw(st.integers(0, 1000)))
+    rises = [chance.choice((0.0, 0.0, 0.01, 0.1, 0.5)) * chance.uniform(0.9, 1.1) for _ in range(k_max)]
+    points = sorted(chance.uniform(0.0, 1.0) for _ in range(3))
+    bent = AcceptanceCurve(draw(st.integers(1, 3)), 9, (0.0, 0.3, 0.6, 1.0), (0.0, *points))
+    return Price(
+        base_tokens=float(num_requests),
+        verify_seconds=np.cumsum([chance.uniform(0.5, 1.5), *rises]),
+        level_seconds=chance.choice((0.0, 0.03, 0.3)),
+        acceptance=Acceptance((bent,) if draw(st.booleans()) else ()),
+        continuation=tuple(chance.uniform(0.3, 1.0) for _ in range(max_depth)),
+    )
 
 
 @st.composite
@@ -47,6 +66,7 @@ def steps(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
         widen=not rerank and draw(st.booleans()),
         widen_scope=draw(st.sampled_from(("all", "truncation"))),
         rerank=rerank,
+        price=draw(st.none() | prices(k_max, len(caps), max_depth)),
     )
     return plan, caps, draw(st.integers(0, 10_000))
 
@@ -93,7 +113,9 @@ def test_the_order_of_candidates_changes_nothing(step: tuple[Plan, list[int], in
 @given(steps())
 def test_nothing_that_could_be_paid_for_is_left_when_width_is_free(step: tuple[Plan, list[int], int]) -> None:
     plan, caps, seed = step
-    driven = drive(replace(plan, shares=None, widen=True, widen_scope="all", rerank=False), caps, scattered(seed))
+    driven = drive(
+        replace(plan, shares=None, widen=True, widen_scope="all", rerank=False, price=None), caps, scattered(seed)
+    )
     assert sum(driven.outcome.num_nodes) == min(plan.k_max, driven.outcome.num_offered)
 
 
@@ -102,7 +124,7 @@ def test_nothing_that_could_be_paid_for_is_left_when_width_is_free(step: tuple[P
 def test_shares_that_nobody_fills_change_nothing(step: tuple[Plan, list[int], int]) -> None:
     """Without a gate to discard anything, an even split matters only once somebody meets it."""
     plan, caps, seed = step
-    roomy = replace(plan, k_max=1000 * len(caps), thresholds=(None,) * plan.max_depth)
+    roomy = replace(plan, k_max=1000 * len(caps), thresholds=(None,) * plan.max_depth, price=None)
     split = drive(replace(roomy, shares=(1000,) * len(caps)), caps, scattered(seed))
     assert split.outcome == drive(replace(roomy, shares=None), caps, scattered(seed)).outcome
 
@@ -124,7 +146,7 @@ def test_a_read_depth_truncates_exactly_the_unconfident(step: tuple[Plan, list[i
 def test_no_tree_within_the_shares_is_better_than_the_reranked_one(step: tuple[Plan, list[int], int]) -> None:
     """Whoever was seen and not kept is no better than the worst that was kept of the same request."""
     plan, caps, seed = step
-    plan = replace(plan, rerank=True, widen=False)
+    plan = replace(plan, rerank=True, widen=False, price=None)
     driven = drive(plan, caps, scattered(seed))
     free = drive(replace(plan, k_max=10**6, shares=None), caps, scattered(seed))  # keeps all that is seen
     for tree, whole in zip(driven.trees, free.trees, strict=True):
@@ -133,6 +155,47 @@ def test_no_tree_within_the_shares_is_better_than_the_reranked_one(step: tuple[P
             assert sorted(tree.path_logps, reverse=True) == best[: len(tree)]
     assert driven.report.num_widened.sum() == 0
     assert (driven.report.num_nodes == [len(tree) for tree in driven.trees]).all()
+
+
+@many
+@given(steps(), st.booleans())
+def test_what_is_bought_at_a_price_is_never_worth_less_than_nothing(
+    step: tuple[Plan, list[int], int], rerank: bool
+) -> None:
+    plan, caps, seed = step
+    assume(plan.price is not None)
+    assert plan.price is not None
+    driven = drive(replace(plan, rerank=rerank, widen=not rerank), caps, scattered(seed))
+    report, price = driven.report, plan.price
+    drafting = report.num_levels * price.level_seconds
+    rate = (price.base_tokens + report.expected) / (price.verify_seconds[report.num_nodes.sum()] + drafting)
+    assert rate >= price.base_tokens / (price.verify_seconds[0] + drafting) * (1 - 1e-12)
+
+
+FLAT = Price(2.0, np.full(9, 1.0), 0.1, Acceptance(), (1.0,) * 4)
+
+
+def test_free_verification_buys_everything_and_a_steep_curve_nothing() -> None:
+    steep = FLAT._replace(verify_seconds=1.0 + np.arange(9.0))
+    for price, num_nodes in ((FLAT, 6), (steep, 0)):
+        driven = drive(echo_plan(8, price=price), [8, 8], scripted({0: UNSURE, 1: SURE}))
+        assert driven.report.num_nodes.sum() == num_nodes
+        assert (driven.report.price_truncated > 0).any() == (num_nodes == 0)
+
+
+def test_a_step_of_the_curve_is_bought_up_to_its_end() -> None:
+    """Three nodes (0.9, 0.81, 0.35) are free beside two roots; the fourth, of chance 0.73, would cost 0.3 s for all."""
+    stairs = FLAT._replace(verify_seconds=np.array([1.0] * 4 + [1.3] * 5), level_seconds=0.0)
+    driven = drive(echo_plan(8, price=stairs, thresholds=(None,) * 4), [8, 8], scripted({0: UNSURE, 1: SURE}))
+    assert driven.report.num_nodes.tolist() == [1, 2]
+
+
+def test_a_level_that_cannot_pay_for_its_drafting_is_not_drafted() -> None:
+    """Each further level is hoped to add 0.9, 0.81, ... tokens to 2 per second."""
+    dear = FLAT._replace(level_seconds=0.4, base_tokens=1.0)
+    driven = drive(echo_plan(8, price=dear), [8], scripted({0: SURE}))
+    rates = [(1 + sum(0.9**d for d in range(1, n + 1))) / (1 + 0.4 * n) for n in range(1, 5)]
+    assert driven.report.num_levels == 1 + rates.index(max(rates))
 
 
 def echo_plan(k_max: int, **changes: object) -> Plan:

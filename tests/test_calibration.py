@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 
 from calibration.collect import collect, draw_sample
-from calibration.cost import cost_table
 from calibration.flags import parse
 from calibration.progress import progress
 from calibration.run import ungated
@@ -20,6 +20,7 @@ from echo_sched.config import EngineConfig
 from echo_sched.engine.measure import CostCurve
 from echo_sched.errors import DataError, ProfileError
 from echo_sched.loop import DecodeLoop
+from echo_sched.loop.pricing import cost_table
 from echo_sched.prompts import Prompt
 from echo_sched.scheduler.fit import fit
 from echo_sched.scheduler.plan import Load
@@ -74,7 +75,7 @@ class ScriptedLoop:
             events.append(TokenEvent(request, (1,), "", request.finish))
         self.running = [request for request in self.running if request.finish is None]
         self.last_record = StepRecord(
-            self.num_steps, 1, 0, 8, 4, 0, 2, 1, 1, {}, {}, 0, 0, {"draft": 0.25}, gate_readings=readings
+            self.num_steps, 1, 0, 8, 4, 2, 0, 2, 1, 1, {}, {}, 0, 0, {"draft": 0.25}, gate_readings=readings
         )
         return events
 
@@ -220,13 +221,34 @@ def test_a_calibrated_profile_serves_its_own_model_and_no_other(
     out = tmp_path / "profile.json"
     main(flags(prompts_file, out, model_folder, "--cost-repeats", "0", "--max-prompts", "2"))
     assert load_profile(out).cost is None
-    small = EngineConfig(model=str(model_folder), profile=str(out), max_model_len=96, max_batch_size=2)
+    small = EngineConfig(model=str(model_folder), profile=str(out), price="off", max_model_len=96, max_batch_size=2)
     assert DecodeLoop.from_config(small).profile == load_profile(out)
     other = tmp_path / "other"
     shutil.copytree(model_folder, other)
     tiny_model("llama", torch.float32, seed=1, vocab_size=VOCAB_SIZE).save_pretrained(other)
     with pytest.raises(ProfileError, match="was made for model"):
         DecodeLoop.from_config(small.model_copy(update={"model": str(other)}))
+
+
+def test_costs_are_measured_at_start_unless_the_profile_has_them_from_this_machine(
+    model_folder: Path, prompts_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "profile.json"
+    main(flags(prompts_file, out, model_folder, "--cost-repeats", "1", "--max-prompts", "2"))
+    profile = load_profile(out)
+    small = EngineConfig(model=str(model_folder), profile=str(out), max_model_len=96, max_batch_size=2, k_max=5)
+    loop = DecodeLoop.from_config(small)
+    assert loop.profile == profile
+    assert profile.cost is not None
+    replace(profile, cost=replace(profile.cost, machine={"processor": "abacus"})).save(out)
+    with caplog.at_level("INFO"):
+        cost = DecodeLoop.from_config(small).profile.cost
+    assert "another machine" in caplog.text and "abacus" in caplog.text
+    assert cost is not None and cost.machine == profile.cost.machine and cost.num_tokens[-1] == 128
+    assert loop.with_policy(small.model_copy(update={"k_max": 2})).profile.cost == profile.cost
+    for free in ({"policy": "off"}, {"k_max": 0}, {"price": "off"}):  # who never reckons measures nothing
+        replace(profile, cost=None).save(out)
+        assert DecodeLoop.from_config(small.model_copy(update=free)).profile.cost is None
 
 
 def test_trees_are_grown_to_the_width_that_the_profile_names(model_folder: Path, tmp_path: Path) -> None:
@@ -239,8 +261,8 @@ def test_trees_are_grown_to_the_width_that_the_profile_names(model_folder: Path,
 @pytest.mark.parametrize("signal", [True, False])
 def test_a_signal_planted_in_the_drafter_is_found_through_the_engine(signal: bool, model_folder: Path) -> None:
     config = EngineConfig(
-        model=str(model_folder), dtype="float64", gate="none", widen="off", k_max=96, max_depth=3, max_model_len=96,
-        max_batch_size=4,
+        model=str(model_folder), dtype="float64", gate="none", widen="off", price="off", k_max=96, max_depth=3,
+        max_model_len=96, max_batch_size=4,
     )  # fmt: skip
     loop = DecodeLoop.from_config(config)
     params = SamplingParams(max_new_tokens=24, temperature=1.0)

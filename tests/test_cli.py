@@ -21,7 +21,7 @@ COMPARE = "bench compare --dataset-path prompts.jsonl --output out.json"
         (f"{LOAD} --output a --save-result", "not allowed with argument --output"),
         (f"{LOAD} --metadata words", "--metadata takes KEY=VALUE"),
         (f"{COMPARE} --concurrency 0", "argument --concurrency: must be a whole number of at least 1, got '0'"),
-        (f"{COMPARE} --drafter none", "argument --drafter: invalid choice: 'none'"),
+        (f"{COMPARE} --gate never", "argument --gate: invalid choice: 'never'"),
         ("fetch one two", "unrecognized arguments: two"),
     ],
 )

@@ -2,25 +2,30 @@
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from benchmarks import compare
+from benchmarks.acceptance import Acceptance
 from benchmarks.arms import ARM_SETTINGS, parse_arms
 from benchmarks.comparison import Plan, Trials, check_exactness, run_trials, summarise
 from benchmarks.exactness import Fork, find_forks
 from benchmarks.trial import run_trial
 from echo_sched import cli
 from echo_sched.config import EngineConfig
+from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import ConfigError, RequestError
 from echo_sched.loop import DecodeLoop
-from echo_sched.types import FinishReason, Request, SamplingParams, StepRecord, TokenEvent
+from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
+from tests.loops import processed_requests, references, tiny_loop, tiny_target
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_PROMPTS, NUM_TOKENS, NODES_PER_TREE = 5, 7, 3
@@ -84,6 +89,7 @@ def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted:
         num_prompt_tokens=0 if num_decoding else 1,
         k_max=num_verified,
         num_offered=num_verified,
+        num_levels=2 if num_verified else 0,
         num_dropped=0,
         num_verified=num_verified,
         num_accepted=num_accepted,
@@ -92,7 +98,8 @@ def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted:
         deepened={4: 2} if num_verified else {},
         num_widened=1 if num_verified else 0,
         num_transferred=2 if num_verified else 0,
-        seconds={"verify": 0.25},
+        seconds={"verify": 0.25, "draft": 0.1 if num_verified else 0.0},
+        gate_readings=tuple(GateReading(0, "any", depth, 0.5, False) for depth in (1, 2)) if num_verified else (),
     )
 
 
@@ -102,10 +109,14 @@ def plan_of(arms: str = "off,static,echo", concurrencies: Sequence[int] = (1, 4)
     return Plan(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, num_warmups=2)
 
 
+def margin_of(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
+    return len(prompt) + len(output) + params.seed / 100
+
+
 def compared(wrong: Wrong = right, plan: Plan | None = None) -> tuple[Trials, dict[str, Any]]:
     plan = plan or plan_of()
     trials = run_trials(FakeEngine(wrong=wrong), plan)
-    return trials, check_exactness(trials, plan, lambda tokens, params: len(tokens) + params.seed / 100)
+    return trials, check_exactness(trials, plan, margin_of)
 
 
 def test_arms_are_interleaved_and_take_turns_at_being_first() -> None:
@@ -146,10 +157,28 @@ def test_numbers_of_an_arm() -> None:
     assert echo["truncated"] == {"2": 15} and echo["deepened"] == {"4": 30}
     assert echo["num_widened"] == 15 and echo["num_transferred"] == 30
     assert echo["num_prompt_tokens"] == NUM_PROMPTS
-    assert echo["seconds"] == {"verify": pytest.approx(5.0)}
+    assert echo["seconds"] == {"verify": pytest.approx(5.0), "draft": pytest.approx(1.5)}
+    assert (off["num_draft_levels"], echo["num_draft_levels"]) == (0, 2 * 15)
+    assert off["draft_level_cost"] is None
+    assert echo["draft_level_cost"] == pytest.approx((1.5 / 30) / 0.25)
+    assert (off["acceptance"]["length"], echo["acceptance"]["length"]) == (1.0, 2.0)
+    assert echo["acceptance"]["num_verify_steps"] == NUM_PROMPTS * 3
     assert echo["repeatable"] is True
     low, high = echo["output_throughput_spread"]
     assert low <= echo["output_throughput"] <= high
+
+
+def test_counting_is_not_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    pause, steps = 0.01, []
+
+    def slow(self: Acceptance, record: StepRecord, events: Sequence[TokenEvent]) -> None:
+        time.sleep(pause)
+        steps.append(record)
+
+    monkeypatch.setattr(Acceptance, "take", slow)
+    trial = run_trial(FakeEngine(), plan_of().requests("a", NUM_PROMPTS, NUM_TOKENS), concurrency=1)
+    assert len(steps) == trial.counts.num_steps == NUM_PROMPTS * NUM_TOKENS
+    assert trial.duration < len(steps) * pause / 2
 
 
 def test_ratios_are_paired_by_repeat() -> None:
@@ -196,13 +225,24 @@ def test_the_control_shows_plain_decoding_that_depends_on_the_load() -> None:
 def test_the_margin_of_a_fork_is_computed_once() -> None:
     plan, asked = plan_of(), []
 
-    def margin(tokens: tuple[int, ...], params: SamplingParams) -> float:
-        asked.append((tokens, params.seed))
+    def margin(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
+        asked.append((prompt, output, params.seed))
         return 0.0
 
     trials = run_trials(FakeEngine(wrong=lambda policy, *_: policy != "off" and _[1:] == (2, 1)), plan)
     check_exactness(trials, plan, margin)
-    assert asked == [((2, 200), 21)]
+    assert asked == [((2,), (200,), 21)]
+
+
+def test_a_margin_knows_prompt_from_output() -> None:
+    """Penalties and min_new_tokens count them apart, so a margin needs both."""
+    loop = tiny_loop(tiny_target(), NGramDrafter())
+    for request in processed_requests(8):
+        expected = references("llama", 8, processed_requests)[request.request_id]
+        for position in (0, 3, 8):
+            output = expected.output_ids[:position]
+            margin = compare._margin(loop, request.prompt_ids, output, request.params)
+            assert margin == pytest.approx(expected.margins[position], abs=1e-6)
 
 
 def test_repeats_that_differ_are_reported() -> None:
@@ -276,16 +316,31 @@ def flags(model_folder: Path, tmp_path: Path) -> list[str]:
     dataset.write_text("".join(json.dumps({"prompt": f"w{i} w2 w3 " * 4}) + "\n" for i in range(3)))
     files = ["--model", str(model_folder), "--dataset-path", str(dataset), "--output", str(tmp_path / "out.json")]
     sizes = ["--concurrency", "1,3", "--max-new-tokens", "12", "--max-model-len", "128", "--k-max", "8"]
-    return [*files, *sizes, "--numerics", "exact", "--dtype", "float32", "--ignore-eos", "--num-warmups", "1"]
+    return [
+        *files,
+        *sizes,
+        "--numerics",
+        "exact",
+        "--dtype",
+        "float32",
+        "--ignore-eos",
+        "--num-warmups",
+        "1",
+        "--price",
+        "off",
+    ]
 
 
 def test_the_command_writes_what_it_promises(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arms = ["off", "static", "echo", "echo:gate=none:k_max=12"]
-    assert compare.main([*flags, "--arms", ",".join(arms), "--repeats", "2", "--temperature", "0.5"]) == 0
+    arms = ["off", "static", "echo", "echo:gate=none:k_max=12", "dynamic:branching=4"]
+    plot = tmp_path / "reliability.svg"
+    more = ["--repeats", "2", "--temperature", "0.5", "--reliability", str(plot)]
+    assert compare.main([*flags, "--arms", ",".join(arms), *more]) == 0
     document = json.loads((tmp_path / "out.json").read_text())
-    headline = json.loads(capsys.readouterr().out.splitlines()[-1])
+    captured = capsys.readouterr()
+    headline = json.loads(captured.out.splitlines()[-1])
     assert list(document["arms"]) == arms and headline["output"] == str(tmp_path / "out.json")
     assert headline["ratios"]["echo"]["3"] == document["ratios"]["echo"]["3"]["median"]
     assert headline["equal"] is document["exactness"]["equal"] is True
@@ -296,10 +351,32 @@ def test_the_command_writes_what_it_promises(
             assert cell["num_output_tokens"] == 3 * 12
             assert (cell["num_verified_nodes"] > 0) == (arm != "off")
             assert cell["repeatable"] is True
+            check_acceptance(cell, drafts=arm != "off")
+    acceptance_table = captured.err.partition("Drafts")[2]
+    assert "outside" in acceptance_table and all(arm in acceptance_table for arm in arms)
+    words = {element.text for element in ElementTree.parse(plot).iter() if element.text}
+    assert {f"{arm}, concurrency 1" for arm in arms[1:]} <= words and "off, concurrency 1" not in words
+    assert {"depth 1", "all depths", "path probability"} <= words
     assert document["dataset"]["num_too_long"] == 0
     assert document["argv"][:3] == ["echo-sched", "bench", "compare"]
     for key in ("versions", "machine", "git_commit", "timestamp", "args", "engine", "order"):
         assert key in document
+
+
+def check_acceptance(cell: dict[str, Any], *, drafts: bool) -> None:
+    """What the engine recorded node by node adds up to what it counted."""
+    acceptance = cell["acceptance"]
+    assert acceptance["num_verify_steps"] > 0
+    assert acceptance["length"] == pytest.approx(cell["acceptance_length"])
+    # every verify step emits its accepted path and the bonus
+    assert 1 + sum(at["share_reached"] for at in acceptance["by_depth"].values()) == pytest.approx(acceptance["length"])
+    assert bool(acceptance["by_depth"]) == (cell["draft_level_cost"] is not None) == drafts
+    nodes, confidence = (acceptance["reliability"][kind]["all"] for kind in ("nodes", "confidence"))
+    assert nodes["num_nodes"] == sum(nodes["count"]) == cell["num_verified_nodes"]
+    assert confidence["num_nodes"] == sum(at["num_with_node"] for at in acceptance["by_depth"].values())
+    assert sum(at["num_reached"] for at in acceptance["by_depth"].values()) == cell["num_accepted_nodes"]
+    if drafts:
+        assert cell["draft_level_cost"] > 0 and cell["num_draft_levels"] >= cell["num_steps"] / 10
 
 
 @pytest.mark.parametrize(("numerics", "code"), [("exact", 1), ("fast", 0)])
@@ -346,6 +423,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
         ["--arms", "off,quick"],
         ["--output", str(tmp_path / "nothing" / "out.json")],
         ["--output", str(tmp_path)],
+        ["--reliability", str(tmp_path)],
+        ["--reliability", str(tmp_path / "plot.svg"), "--arms", "off"],
         ["--k-max", "-1"],
         ["--max-new-tokens", "128"],
     ):

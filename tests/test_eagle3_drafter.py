@@ -112,9 +112,10 @@ class Session:
                 committed.append(follower.compute(min(chunk, missing)))
                 if missing <= chunk:
                     follower.emit([self.random.randrange(VOCAB_SIZE)])
-        by_name = {f.request.request_id: f for f in self.followers}
-        rows = [by_name[request.request_id].features[-count:] for request, count in committed]
-        self.drafter.observe(committed, torch.cat(rows))
+        if self.drafter.aux_layers:
+            by_name = {f.request.request_id: f for f in self.followers}
+            rows = [by_name[request.request_id].features[-count:] for request, count in committed]
+            self.drafter.observe(committed, torch.cat(rows))
 
     def accepted(self, tree: DraftTree) -> list[int]:
         node, tokens = ROOT, []

@@ -13,10 +13,11 @@ from torch import Tensor
 from echo_sched.engine.draft.eagle3.drafter import Eagle3Drafter
 from echo_sched.engine.draft.eagle3.opening import open_eagle3
 from echo_sched.engine.forward import Target
+from echo_sched.engine.kv import KVCache, KVShape
 from echo_sched.engine.reference import reference_decode
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop import rows as rows_module
-from echo_sched.loop.self_check import NUM_TOKENS, PROMPTS, self_check
+from echo_sched.loop.self_check import NUM_TOKENS, PROMPTS, first_drafts, self_check
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers, Segment, pack
 from echo_sched.types import Request, SamplingParams
 from tests.fakes import ScriptedDrafter
@@ -169,6 +170,20 @@ def test_a_loop_that_never_drafts_asks_for_no_features(tmp_path: Path) -> None:
         assert not drafter.told
 
 
+def test_trees_that_grow_beyond_their_places_end_there(tmp_path: Path) -> None:
+    """`dynamic` grows for free: 28 rows a step, at the end of a slot that has four places behind a full request."""
+    target, outputs = tiny_target(max_model_len=60), []
+    head, embeddings = eagle(target, tmp_path).head, target.model.get_input_embeddings().weight
+    assert isinstance(embeddings, Tensor)
+    for settings in ({"policy": "off"}, {"policy": "dynamic", "branching": 4, "max_depth": 8}):
+        shape = KVShape(1, head.config.num_kv_heads, head.config.head_dim)
+        kv = KVCache(shape, num_slots=4, max_len=64, dtype=torch.float64, device=target.device)
+        request = Request("a", random_prompt(20), SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True))
+        run(eagle_loop(target, Eagle3Drafter(head, embeddings, kv), tmp_path, **settings | {"k_max": 8}), [request])
+        outputs.append(request.output_ids)
+    assert outputs[0] == outputs[1] and request.stats.num_verified > 100
+
+
 class WordTokenizer(TinyTokenizer):
     """One token per word, so that a loop can be given text."""
 
@@ -186,7 +201,8 @@ def test_a_useless_head_is_told_aloud_and_a_good_one_is_not(tmp_path: Path, capl
     target = tiny_target()
     target._tokenizer = WordTokenizer()  # type: ignore[assignment]
     eagle_drafter = eagle(target, tmp_path)
-    self_check(eagle_loop(target, eagle_drafter, tmp_path, k_max=3))
+    eagles = eagle_loop(target, eagle_drafter, tmp_path, k_max=3)
+    self_check(eagles, first_drafts(eagles).acceptance)
     assert "HARDLY EVER" in caplog.text and "--draft-aux-layers, now 0,1,2" in caplog.text
     assert eagle_drafter.kv.num_free == eagle_drafter.kv.num_slots
     caplog.clear()
@@ -197,5 +213,8 @@ def test_a_useless_head_is_told_aloud_and_a_good_one_is_not(tmp_path: Path, capl
             for number, text in enumerate(PROMPTS)
         }
     with caplog.at_level(logging.INFO):
-        self_check(tiny_loop(target, AllKnowing(answers, (1.0,), VOCAB_SIZE, max_children=1)))
+        knowing = tiny_loop(target, AllKnowing(answers, (1.0,), VOCAB_SIZE, max_children=1))
+        drafts = first_drafts(knowing)
+        self_check(knowing, drafts.acceptance)
+    assert drafts.level_seconds > 0.0
     assert "HARDLY EVER" not in caplog.text and "100 %" in caplog.text

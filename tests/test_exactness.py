@@ -12,19 +12,32 @@ from echo_sched.engine import accept as accept_module
 from echo_sched.engine.accept import Walk
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.engine.sampling import sample
-from echo_sched.loop import DecodeLoop
-from echo_sched.loop import decode as decode_module
+from echo_sched.loop import drawing as drawing_module
 from echo_sched.tree import ROOT
 from echo_sched.types import SamplingParams
 from tests.fakes import ScriptedDrafter
-from tests.loops import mixed_requests, references, run, tiny_loop, tiny_target
+from tests.loops import (
+    CHANCE,
+    STAIRS,
+    assert_equal_to_reference,
+    mixed_requests,
+    references,
+    run,
+    scripted,
+    tiny_loop,
+    tiny_target,
+)
 from tests.tiny_models import FAMILIES, VOCAB_SIZE
 
 POLICIES: dict[str, dict[str, Any]] = {
     "off": {"policy": "off"},
     "static": {"policy": "static"},
+    "table": {"policy": "table", "shapes": "1=2.2.1/4=1.1"},
     "dynamic": {"policy": "dynamic"},
     "echo": {"policy": "echo"},
+    "echo at a price": {"policy": "echo", "cost": STAIRS, "k_max_rule": "auto"},
+    "goodput": {"policy": "goodput", "cost": STAIRS, "k_max_rule": "auto"},
+    "goodput without a price": {"policy": "goodput"},
     "echo, no gate": {"policy": "echo", "gate": "none"},
     "echo, dense gate by branch": {"policy": "echo", "gate": "dense", "gate_scope": "branch"},
     "echo, random gate": {"policy": "echo", "gate": "random"},
@@ -32,25 +45,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "echo, no width": {"policy": "echo", "widen": "off"},
     "echo, width at truncation": {"policy": "echo", "widen_scope": "truncation"},
 }
-CHANCE = (0.9, 0.85, 0.85, 0.85, 0.9)
 MAX_DEPTH = 5
-
-
-def scripted(family: str, count: int, chance: Sequence[float] = CHANCE, *, signal: bool = False) -> ScriptedDrafter:
-    outputs = {name: result.output_ids for name, result in references(family, count).items()}
-    return ScriptedDrafter(outputs, chance, VOCAB_SIZE, signal=signal)
-
-
-def assert_equal_to_reference(loop: DecodeLoop, family: str, count: int) -> None:
-    """Every token and every finish; and where the drafter knows the answer, some of it was accepted."""
-    requests = mixed_requests(count)
-    run(loop, requests)
-    for request in requests:
-        expected = references(family, count)[request.request_id]
-        assert request.output_ids == expected.output_ids, f"{request.request_id}: other tokens"
-        assert request.finish == expected.finish, f"{request.request_id}: other finish"
-    if loop.drafter.name == "scripted" and loop.config.policy != "off" and loop.config.k_max:
-        assert sum(request.stats.num_accepted for request in requests) > 0
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -112,7 +107,7 @@ def test_the_suite_covers_what_it_claims(monkeypatch: pytest.MonkeyPatch) -> Non
                 ranks[sorted(siblings, key=lambda i: -walk.tree.path_logps[i]).index(node)] += 1
         return accepted
 
-    monkeypatch.setattr(decode_module, "accept", recording)
+    monkeypatch.setattr(drawing_module, "accept", recording)
     counted: Counter[str] = Counter()
     for signal in (True, False):
         drafter = scripted("llama", 16, signal=signal)

@@ -6,9 +6,11 @@ from typing import get_args
 import pytest
 
 from echo_sched.cli import Parser
-from echo_sched.config import DrafterName, EngineConfig, PolicyName
+from echo_sched.config import AUTO_DRAFTER, DRAFTERS, EngineConfig, PolicyName
 from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags, engine_config
+
+DRAFTER = "--drafter should be auto, ngram, eagle3, lm or several joined with + as in eagle3+ngram"
 
 
 def parse(*argv: str, exclude: tuple[str, ...] = ()) -> argparse.Namespace:
@@ -38,6 +40,8 @@ def test_every_field_has_a_flag_that_carries_its_default() -> None:
 def test_values_arrive_with_their_types() -> None:
     config = engine_config(parse("--k-max", "64", "--kv-memory", "1.5", "--policy", "static", "--profile", "p.json"))
     assert (config.k_max, config.kv_memory, config.policy, config.profile) == (64, 1.5, "static", "p.json")
+    config = engine_config(parse("--drafter", "eagle3+ngram+eagle3", "--draft-model", "a,b"))
+    assert (config.drafter, config.draft_model) == ("eagle3+ngram+eagle3", "a,b")
 
 
 def test_overrides_win_over_flags() -> None:
@@ -54,7 +58,7 @@ def test_excluded_fields_have_no_flag_and_keep_their_default() -> None:
 
 def test_literals_become_choices() -> None:
     assert "{" + ",".join(get_args(PolicyName)) + "}" in help_text()
-    assert "{" + ",".join(get_args(DrafterName)) + "}" in help_text()
+    assert all(name in help_text() for name in (AUTO_DRAFTER, *DRAFTERS))  # may be joined, so they are no choices
     with pytest.raises(ConfigError, match="argument --policy: invalid choice: 'guess'"):
         parse("--policy", "guess")
 
@@ -77,6 +81,13 @@ def test_help_shows_descriptions_and_defaults() -> None:
         (["--kv-memory", "nan"], "--kv-memory should be a finite number, got nan"),
         (["--kv-memory", "inf"], "--kv-memory should be a finite number, got inf"),
         (["--kv-memory=-inf"], "--kv-memory should be a finite number, got -inf"),
+        (["--drafter", "eagle3+oracle"], f"{DRAFTER}, got 'eagle3+oracle'"),
+        (["--drafter", "auto+ngram"], f"{DRAFTER}, got 'auto+ngram'"),
+        (["--drafter", "eagle3+"], f"{DRAFTER}, got 'eagle3+'"),
+        (["--drafter", "ngram+ngram"], "--drafter should name ngram once at most, got 'ngram+ngram'"),
+        (["--draft-model", "a,"], "--draft-model should name a head or a model before and after every comma, got 'a,'"),
+        (["--draft-model", ""], "--draft-model should name a head or a model before and after every comma, got ''"),
+        (["--draft-aux-layers", "x"], r"--draft-aux-layers should match pattern '^\d+(,\d+)*$', got 'x'"),
     ],
 )
 def test_out_of_range_names_the_flag(argv: list[str], line: str) -> None:

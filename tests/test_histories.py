@@ -11,18 +11,23 @@ from echo_sched.loop import DecodeLoop
 from echo_sched.tree import Segment, pack
 from echo_sched.types import Request
 from tests.fakes import ScriptedDrafter
-from tests.loops import mixed_requests, references, tiny_loop, tiny_target
+from tests.loops import STAIRS, mixed_requests, processed_requests, references, tiny_loop, tiny_target
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_SLOTS = 4  # one more than the loop may use, to recompute KV in
 TARGET = tiny_target("llama", num_slots=NUM_SLOTS)
-OUTPUTS = {name: result.output_ids for name, result in references("llama", 8).items()}
+OUTPUTS = {
+    name: result.output_ids
+    for make in (mixed_requests, processed_requests)
+    for name, result in references("llama", 8, make).items()
+}
 SETTINGS: list[dict[str, Any]] = [
     {"policy": "echo"},
     {"policy": "echo", "gate": "none", "transfer": "off"},
     {"policy": "echo", "gate": "dense", "widen_scope": "truncation"},
     {"policy": "static"},
     {"policy": "dynamic"},
+    {"policy": "goodput", "cost": STAIRS, "k_max_rule": "auto"},
     {"policy": "off"},
 ]
 
@@ -50,7 +55,7 @@ def test_random_histories(seed: int, chosen: dict[str, Any], k_max: int) -> None
     chance = random.Random(seed)
     drafter = ScriptedDrafter(OUTPUTS, (0.85,), VOCAB_SIZE)
     loop = tiny_loop(TARGET, drafter, max_depth=5, max_batch_size=NUM_SLOTS - 1, k_max=k_max, **chosen)
-    arriving = chance.sample(mixed_requests(8), 8)
+    arriving = chance.sample([*mixed_requests(8), *processed_requests(8)], 7)
     kept: list[Request] = []
     try:
         while arriving or loop.has_work:

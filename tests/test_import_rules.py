@@ -29,7 +29,8 @@ def test_the_scheduler_imports_no_tensors_and_no_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["tree", "types", "text", "prompts", "config", "errors", "notice", "flags", "fetch", "cli"]
+    "module",
+    ["tree", "types", "text", "prompts", "config", "errors", "notice", "heads", "plots", "flags", "fetch", "cli"],
 )
 def test_the_ground_floor_and_the_command_line_import_no_tensors(module: str) -> None:
     loaded = loaded_by(f"echo_sched.{module}")

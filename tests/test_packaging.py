@@ -14,14 +14,24 @@ from echo_sched.cli import COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = {"echo_sched", "server", "calibration", "benchmarks"}
+HEAD_FILES = ("config.json", "model.safetensors", "README.md", "curve.svg")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the files that the build reads, copied, so that an earlier build's leftovers change nothing."""
+    """Built from the files that the build reads, copied, so that an earlier build's leftovers change nothing.
+
+    One more draft head ships with it than the repository has.
+    """
     source = tmp_path_factory.mktemp("source") / "echo-sched"
     leftovers = shutil.ignore_patterns("__pycache__", ".*", "build", "dist", "*.egg-info")
     shutil.copytree(REPOSITORY, source, ignore=leftovers)
+    head, cache = (source / "echo_sched" / "heads" / name for name in ("some-model-1b", "__pycache__"))
+    head.mkdir()
+    for name in HEAD_FILES:
+        (head / name).write_text("")
+    cache.mkdir()
+    (cache / "leftover.pyc").write_text("")
     out = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(build, capture_output=True, text=True)
@@ -77,6 +87,9 @@ def test_the_wheel_holds_our_packages_and_no_tests(wheel: Path) -> None:
         str(path.relative_to(REPOSITORY)) for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")
     }
     assert modules <= set(names)
+    heads = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "echo_sched" / "heads").glob("[!_]*/*")}
+    heads |= {f"echo_sched/heads/some-model-1b/{name}" for name in HEAD_FILES}
+    assert heads <= set(names) and not any("__pycache__" in name for name in names)
 
 
 def test_the_installed_code_is_the_wheels(environment: Path, decoys: Path) -> None:

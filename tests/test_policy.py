@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from echo_sched.errors import ConfigError
 from echo_sched.scheduler.policy import Load, Plan, PolicySettings, make_policy
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Checkpoint, DepthStats
+from echo_sched.scheduler.profile import Checkpoint, DepthStats
+from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from tests.allocation_twin import Children, drive, scattered
 
 PROFILE = replace(
@@ -73,6 +74,19 @@ def test_static_fills_its_share_level_by_level() -> None:
     assert [tree.depths for tree in driven.trees] == [[1, 1, 1, 2, 2]] * 4
 
 
+@pytest.mark.parametrize(("num_requests", "num_nodes"), [(1, 9), (2, 9), (3, 2), (7, 2), (8, 0), (50, 0)])
+def test_table_is_one_fixed_tree_per_range_of_batch_sizes(num_requests: int, num_nodes: int) -> None:
+    planned = plan(Load(num_requests, 0), policy="table", shapes="1=3.2/3=1.1/8=", k_max=100)
+    assert drive(planned, [8] * num_requests, bushy(4)).outcome.num_nodes == [num_nodes] * num_requests
+    assert planned.k_max == (100 if num_nodes else 0)
+
+
+@pytest.mark.parametrize("shapes", ["", "1", "2=1.1", "1=1/1=2", "1=1/8=2/4=1", "1=0", "1=1..2", "1=x", "x=1"])
+def test_shapes_that_make_no_sense_are_refused(shapes: str) -> None:
+    with pytest.raises(ConfigError, match="shapes"):
+        PolicySettings(policy="table", shapes=shapes)
+
+
 def test_dynamic_is_a_beam_and_the_best_of_all_it_saw() -> None:
     """On equal children the shallow ones are best: 3 nodes grow per depth, and 9 of the 12 + 12 seen are kept."""
     driven = drive(plan(Load(2, 0), policy="dynamic", k_max=18, branching=3, max_depth=2), [8, 8], bushy(3))
@@ -134,7 +148,7 @@ def test_settings_reach_the_plan() -> None:
 
 
 def test_nobody_decoding_is_no_special_case() -> None:
-    for policy in ("off", "static", "dynamic", "echo"):
+    for policy in ("off", "static", "table", "dynamic", "goodput", "echo"):
         for transfer in ("on", "off"):
             assert drive(plan(Load(0, 0), policy=policy, transfer=transfer), [], bushy(2)).outcome.num_nodes == []
 
@@ -162,7 +176,7 @@ def truncation_rates(gate: str, num_steps: int) -> dict[int, float]:
     read, truncated = {1: 0, 3: 0}, {1: 0, 3: 0}
     for step in range(num_steps):
         driven = drive(policy.plan(Load(4, step)), [4] * 4, scattered(step, max_children=2))
-        policy.observe(driven.report)
+        policy.observe(Load(4, step), driven.report)
         for _, depth, _, _, let_through in driven.outcome.readings:
             if depth in read:
                 read[depth] += 1
@@ -181,7 +195,7 @@ def test_random_gate_knows_no_confidence() -> None:
     confidences: dict[bool, list[float]] = {True: [], False: []}
     for step in range(600):
         driven = drive(policy.plan(Load(4, step)), [1] * 4, scattered(step, max_children=2))
-        policy.observe(driven.report)
+        policy.observe(Load(4, step), driven.report)
         for _, _, confidence, _, let_through in driven.outcome.readings:
             confidences[let_through].append(confidence)
     means = [sum(values) / len(values) for values in confidences.values()]

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from echo_sched.errors import ProfileError
 from echo_sched.scheduler.cost import CostTable
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Identity, Profile, check_profile, load_profile
+from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
+from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 
 VALID: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "model": {"name": "tiny", "fingerprint": "abc"},
     "drafter": {"name": "ngram", "fingerprint": None},
     "target_depth": 2,
@@ -36,6 +37,10 @@ VALID: dict[str, Any] = {
             "threshold": None,
         }
         for depth in (1, 2, 3)
+    ],
+    "acceptance": [
+        {"depth": depth, "n": 300, "path_probability": [0.0, 0.4, 1.0], "acceptance": [0.0, 0.3, 0.9]}
+        for depth in (1, 3)
     ],
     "cost": {
         "num_tokens": [1, 8, 32],
@@ -78,7 +83,7 @@ def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> No
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (changed("schema_version", to=2), "schema_version must be 1, got 2"),
+        (changed("schema_version", to=1), "schema_version must be 2, got 1"),
         (changed("schema_version", to=True), "schema_version"),
         (changed("target_depth", to=0), "target_depth"),
         (changed("target_depth", to=2.0), "target_depth must be an integer"),
@@ -97,6 +102,11 @@ def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> No
         (changed("checkpoints", 0, "n", to=True), r"checkpoints\[0\].n must be an integer"),
         (changed("checkpoints", 0, "auc", to=-0.1), r"checkpoints\[0\].auc"),
         (changed("depths", 2, "depth", to=2), "depths: depth must increase"),
+        (changed("acceptance", 1, "depth", to=1), "acceptance: depth must increase"),
+        (changed("acceptance", 0, "path_probability", to=[0.0, 0.4, 0.9]), "path_probability must ascend from 0 to 1"),
+        (changed("acceptance", 0, "acceptance", to=[0.0, 0.3, 0.2]), "acceptance must rise"),
+        (changed("acceptance", 0, "acceptance", to=[0.0, 0.3]), "one per point"),
+        (changed("acceptance", 0, "acceptance", to=[0.0, None, 0.3]), r"acceptance\[0\].acceptance"),
         (changed("depths", 2, "acceptance", to="half"), r"depths\[2\].acceptance"),
         (changed("cost", "seconds", to=[[1.0, 2.0]]), "cost.seconds must hold one row per num_tokens"),
         (changed("cost", "seconds", 0, 0, to=0), "cost.seconds must be finite and above 0"),

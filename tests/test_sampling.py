@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 from echo_sched.engine.choice import draw, final_distribution, margin
 from echo_sched.engine.race import HEAD_SIZE, HEAD_STREAM, TAIL_STREAM, uniforms
 from echo_sched.engine.sampling import leading, sample
+from echo_sched.params import choice_seed
 from echo_sched.types import MAX_SEED, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -118,6 +119,14 @@ def test_the_numbers_of_a_key_never_change() -> None:
 
 
 FROZEN = [0.12964561829974747, 0.34825219480917863, 0.7538897610454494]
+
+
+def test_seeds_of_further_answers_are_splitmix64s_and_differ() -> None:
+    """The published first numbers of state 1234567, cut to what JSON readers keep; and no seed meets another's."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert [choice_seed(1234567, k) for k in range(5)] == [1234567, *(number >> 11 for number in published)]
+    seeds = {choice_seed(seed, k) for seed in (0, 1, 2, MAX_SEED) for k in range(1000)}
+    assert len(seeds) == 4000 and max(seeds - {MAX_SEED}) < 2**53
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------

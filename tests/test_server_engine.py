@@ -4,11 +4,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.loop import DecodeLoop
-from tests.loops import TinyTokenizer, mixed_requests, references, tiny_loop, tiny_target
+from echo_sched.types import Request
+from tests.loops import EOS_ID, TinyTokenizer, mixed_requests, processed_requests, references, tiny_loop, tiny_target
 from tests.server_harness import Running, serving
+from tests.tiny_models import decode, tiny_model
 
 
 class CallableTokenizer(TinyTokenizer):
@@ -22,9 +25,8 @@ def load() -> DecodeLoop:
     return tiny_loop(tiny_target("llama", tokenizer=CallableTokenizer()), NGramDrafter())
 
 
-def body_of(index: int) -> dict[str, Any]:
-    """Request `index` of `mixed_requests`, as a client would send it."""
-    request = mixed_requests(8)[index]
+def body_of(request: Request) -> dict[str, Any]:
+    """The request as a client would send it."""
     params = request.params
     return {
         "input_ids": list(request.prompt_ids),
@@ -39,18 +41,27 @@ def body_of(index: int) -> dict[str, Any]:
             "stop": list(params.stop),
             "stop_token_ids": list(params.stop_token_ids),
             "ignore_eos": params.ignore_eos,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "logit_bias": {str(token): bias for token, bias in params.logit_bias},
+            "allowed_token_ids": params.allowed_token_ids,
+            "bad_token_ids": params.bad_token_ids,
+            "min_new_tokens": params.min_new_tokens,
         },
     }
 
 
 @pytest.mark.parametrize("index", range(8))
-def test_answers_and_streams_are_what_plain_decoding_emits(index: int) -> None:
-    expected = references("llama", 8)[f"r{index}"]
+@pytest.mark.parametrize("make", [mixed_requests, processed_requests])
+def test_answers_and_streams_are_what_plain_decoding_emits(make: Any, index: int) -> None:
+    request = make(8)[index]
+    expected = references("llama", 8, make)[request.request_id]
     with serving(load=load) as server:
-        answer = server.client.post("/generate", json=body_of(index)).json()
+        answer = server.client.post("/generate", json=body_of(request)).json()
         assert answer["output_ids"] == expected.output_ids
         assert answer["meta_info"]["finish_reason"]["type"] == expected.finish.type
-        last = last_chunk(server, body_of(index) | {"stream": True})
+        last = last_chunk(server, body_of(request) | {"stream": True})
     assert last["output_ids"] == expected.output_ids and last["text"] == answer["text"]
 
 
@@ -60,3 +71,89 @@ def last_chunk(server: Running, body: dict[str, Any]) -> dict[str, Any]:
     assert lines[-1] == "[DONE]"
     chunk: dict[str, Any] = json.loads(lines[-2])
     return chunk
+
+
+def test_what_leaves_no_token_is_400_by_name() -> None:
+    """EOS is known to the engine alone, so it is the engine that refuses."""
+    sampling = {"allowed_token_ids": [EOS_ID], "min_new_tokens": 1}
+    with serving(load=load) as server:
+        refused = server.client.post("/generate", json={"input_ids": [1], "sampling_params": sampling})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "min_new_tokens"
+
+
+def test_each_of_several_answers_is_what_its_seed_alone_gives() -> None:
+    body = body_of(processed_requests(8)[7])
+    with serving(load=load) as server:
+        sampling = body["sampling_params"] | {"n": 4}
+        answers = server.client.post("/generate", json=body | {"sampling_params": sampling}).json()
+        assert answers[0]["output_ids"] == references("llama", 8, processed_requests)["p7"].output_ids
+        for answer in answers:
+            alone = body["sampling_params"] | {"sampling_seed": answer["meta_info"]["sampling_seed"]}
+            single = server.client.post("/generate", json=body | {"sampling_params": alone}).json()
+            assert single["output_ids"] == answer["output_ids"]
+    assert len({tuple(answer["output_ids"]) for answer in answers}) == 4
+
+
+def logprob_body(**fields: Any) -> dict[str, Any]:
+    body = body_of(processed_requests(8)[1])
+    return body | {"return_logprob": True} | fields
+
+
+def test_logprobs_have_the_native_shape() -> None:
+    expected = references("llama", 8, processed_requests)["p1"].output_ids
+    prompt = list(processed_requests(8)[1].prompt_ids)
+    tokens = (*prompt, *expected)
+    with torch.no_grad():
+        model_says = torch.log_softmax(tiny_model("llama")(torch.tensor([tokens])).logits[0].float(), dim=-1)
+    with serving(load=load) as server:
+        plain = post(server, logprob_body())["meta_info"]
+        whole = post(server, logprob_body(top_logprobs_num=2, logprob_start_len=4, return_text_in_logprobs=True))
+        silent = post(server, logprob_body(return_logprob=False, top_logprobs_num=0, logprob_start_len=-1))
+    assert [entry[1:] for entry in plain["output_token_logprobs"]] == [[token, None] for token in expected]
+    assert plain["input_token_logprobs"] == [] and "output_top_logprobs" not in plain
+    assert not {key for key in silent["meta_info"] if "logprob" in key}
+
+    meta = whole["meta_info"]
+    assert [entry[1:] for entry in meta["input_token_logprobs"]] == [[t, decode([t])] for t in prompt[4:]]
+    assert meta["input_token_logprobs"][0][0] is None and meta["input_top_logprobs"][0] is None
+    values = [entry[0] for entry in (*meta["input_token_logprobs"][1:], *meta["output_token_logprobs"])]
+    judged = [float(model_says[place - 1, tokens[place]]) for place in range(5, len(tokens))]
+    assert values == pytest.approx(judged, abs=2e-6)
+    tops = [*meta["input_top_logprobs"][1:], *meta["output_top_logprobs"]]
+    assert len(tops) == len(judged) and all(len(top) == 2 for top in tops)
+    for place, top in enumerate(tops, start=4):
+        best = model_says[place].topk(2)
+        assert [token for _, token, _ in top] == best.indices.tolist()
+        assert [value for value, _, _ in top] == pytest.approx(best.values.tolist(), abs=2e-6)
+        assert [text for *_, text in top] == [decode([token]) for token in best.indices.tolist()]
+
+
+def test_streamed_logprobs_grow_with_the_tokens() -> None:
+    body = logprob_body(logprob_start_len=0, top_logprobs_num=1)
+    with serving(load=load) as server:
+        whole = post(server, body)["meta_info"]
+        with server.client.stream("POST", "/generate", json=body | {"stream": True}) as response:
+            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    chunks = [json.loads(line) for line in lines[:-1]]
+    for chunk in chunks:
+        meta, count = chunk["meta_info"], len(chunk["output_ids"])
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert meta[name] == whole[name][:count]
+        for name in ("input_token_logprobs", "input_top_logprobs"):
+            assert meta[name] == whole[name]
+    assert len(chunks) > 1
+
+
+def test_a_list_may_ask_for_each_prompt_apart() -> None:
+    fields = {"return_logprob": [True, False, True], "top_logprobs_num": 1, "logprob_start_len": [-1, -1, 1]}
+    body = {"input_ids": [[1, 2], [3, 4], [5, 6]], "sampling_params": {"max_new_tokens": 2, "n": 2}, **fields}
+    with serving(load=load) as server:
+        metas = [answer["meta_info"] for answer in post(server, body)]
+    assert [len(meta.get("output_token_logprobs", [])) for meta in metas] == [2, 2, 0, 0, 2, 2]
+    assert [len(meta.get("input_token_logprobs", [])) for meta in metas] == [0, 0, 0, 0, 1, 1]
+
+
+def post(server: Running, body: dict[str, Any]) -> Any:
+    response = server.client.post("/generate", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()

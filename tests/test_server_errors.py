@@ -75,16 +75,46 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     (sampling(ignore_eos=1), "sampling_params.ignore_eos"),
     (sampling(sampling_seed=-1), "sampling_params.sampling_seed"),
     (sampling(sampling_seed=2**64), "sampling_params.sampling_seed"),
-    (sampling(n=2), "sampling_params.n"),
-    (sampling(min_new_tokens=1), "sampling_params.min_new_tokens"),
-    (sampling(repetition_penalty=1.2), "sampling_params.repetition_penalty"),
+    (sampling(n=0), "sampling_params.n"),
+    (sampling(n=129), "sampling_params.n"),
+    (sampling(n=1.0), "sampling_params.n"),
+    ({"text": ["a", "b"], "rid": ["r", "r-1"], "sampling_params": [{"n": 2}, {}]}, "rid"),
+    (sampling(min_new_tokens=-1), "sampling_params.min_new_tokens"),
+    (sampling(min_new_tokens=1.0), "sampling_params.min_new_tokens"),
+    (sampling(min_new_tokens=6, max_new_tokens=5), "sampling_params.min_new_tokens"),
+    (sampling(repetition_penalty=0), "sampling_params.repetition_penalty"),
+    (sampling(repetition_penalty=2.1), "sampling_params.repetition_penalty"),
     (sampling(presence_penalty=float("nan")), "sampling_params.presence_penalty"),
-    (sampling(frequency_penalty=-0.5), "sampling_params.frequency_penalty"),
-    (sampling(logit_bias={"5": 1.0}), "sampling_params.logit_bias"),
+    (sampling(presence_penalty=-2.1), "sampling_params.presence_penalty"),
+    (sampling(frequency_penalty=3), "sampling_params.frequency_penalty"),
+    (sampling(frequency_penalty="1"), "sampling_params.frequency_penalty"),
+    (sampling(logit_bias={"128": 1.0}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={"-1": 1.0}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={" 5": 1.0}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={"five": 1.0}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={"٥": 1.0}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={"9" * 4500: 1.0}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={"5": 1.0, "05": 1.0}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={"5": float("inf")}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={"5": 10**400}), "sampling_params.logit_bias"),
+    (sampling(logit_bias={"5": "1"}), "sampling_params.logit_bias"),
+    (sampling(logit_bias=[1.0]), "sampling_params.logit_bias"),
+    (sampling(allowed_token_ids=[]), "sampling_params.allowed_token_ids"),
+    (sampling(allowed_token_ids=[3, 128]), "sampling_params.allowed_token_ids[1]"),
+    (sampling(allowed_token_ids=[3], bad_token_ids=[3]), "sampling_params.allowed_token_ids"),
+    (sampling(bad_token_ids=[-1]), "sampling_params.bad_token_ids[0]"),
     (sampling(regex="a+"), "sampling_params.regex"),
-    ({"text": "a", "return_logprob": True}, "return_logprob"),
-    ({"text": ["a", "b"], "return_logprob": [False, True]}, "return_logprob"),
+    ({"text": "a", "return_logprob": 1}, "return_logprob"),
+    ({"text": "a", "return_logprob": [True]}, "return_logprob"),
+    ({"text": ["a", "b"], "return_logprob": [True]}, "return_logprob"),
     ({"text": "a", "top_logprobs_num": 5}, "top_logprobs_num"),
+    ({"text": "a", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
+    ({"text": "a", "return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num"),
+    ({"text": "a", "return_logprob": True, "top_logprobs_num": True}, "top_logprobs_num"),
+    ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
+    ({"text": "a", "return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
+    ({"text": "a", "logprob_start_len": 1}, "logprob_start_len"),
+    ({"text": "a", "token_ids_logprob": [3]}, "token_ids_logprob"),
     ({"text": "a", "lora_path": "adapter"}, "lora_path"),
     ({"text": "a", "tools": [{"type": "function"}]}, "tools"),
     ({"text": "a", "image_data": "http://x/y.png"}, "image_data"),
@@ -225,6 +255,23 @@ def test_a_full_queue_is_503_and_counts_every_prompt() -> None:
         assert server.client.post("/generate", json={"text": ["a", "b"]}).status_code == 200
         too_many = error_of(server.client.post("/generate", json={"text": ["a"] * 6}), 400)
         assert "6" in too_many["message"], "what can never fit is no matter of trying again"
+        assert too_many["param"] == "text"
+
+
+def test_the_queue_counts_every_answer_to_every_prompt() -> None:
+    loop = FakeLoop(slots=2)
+    loop.unblocked.clear()
+    with serving(loop, max_queued_requests=3) as server:
+        body = {"input_ids": [[1], [2]], "sampling_params": {"n": 2}}
+        held = threading.Thread(target=httpx.post, args=(f"{server.url}/generate",), kwargs={"json": body})
+        held.start()
+        until(lambda: len(loop.requests) == 4)
+        assert error_of(server.client.post("/generate", json=body), 503)["code"] == "queue_full"
+        loop.unblocked.set()
+        held.join()
+        body["sampling_params"] = {"n": 3}
+        too_many = error_of(server.client.post("/generate", json=body), 400)
+        assert too_many["param"] == "sampling_params.n" and "6" in too_many["message"]
 
 
 def test_an_id_in_use_is_refused() -> None:
@@ -239,6 +286,20 @@ def test_an_id_in_use_is_refused() -> None:
         loop.unblocked.set()
         first.join()
         assert server.client.post("/generate", json=body).status_code == 200
+
+
+def test_the_name_that_answers_share_is_in_use_while_one_of_them_runs() -> None:
+    loop = FakeLoop()
+    loop.unblocked.clear()
+    with serving(loop) as server:
+        body = {"text": "a", "rid": "r", "sampling_params": {"n": 2}}
+        first = threading.Thread(target=server.client.post, args=("/generate",), kwargs={"json": body})
+        first.start()
+        until(lambda: len(loop.requests) == 2)
+        for rid in ("r", "r-1"):
+            assert error_of(server.client.post("/generate", json={"text": "a", "rid": rid}), 400)["param"] == "rid"
+        loop.unblocked.set()
+        first.join()
 
 
 def test_with_a_key_only_probes_and_metrics_are_open() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from echo_sched.params import choice_seed
 from tests.server_harness import LETTERS, FakeLoop, Running, serving, until
 
 META_FIELDS = {
@@ -109,9 +110,31 @@ def test_the_streams_of_a_list_carry_their_index(server: Running) -> None:
         assert [bool(event["meta_info"]["finish_reason"]) for event in mine] == [False] * (len(mine) - 1) + [True]
 
 
+def test_several_answers_to_one_prompt_are_a_list_with_seeds_of_their_own(server: Running) -> None:
+    sampling = {"max_new_tokens": 3, "n": 3, "sampling_seed": 7}
+    results = generate(server, text="hello", rid="r", sampling_params=sampling)
+    assert [result["index"] for result in results] == [0, 1, 2]
+    assert [result["meta_info"]["id"] for result in results] == ["r-0", "r-1", "r-2"]
+    assert [result["meta_info"]["sampling_seed"] for result in results] == [choice_seed(7, k) for k in range(3)]
+    assert [result["text"] for result in results] == ["abc"] * 3
+
+    lists = generate(server, text=["a", "bb"], sampling_params=[{"n": 2, "max_new_tokens": 1}, {"max_new_tokens": 1}])
+    assert [result["index"] for result in lists] == [0, 1, 2]
+    assert [result["meta_info"]["prompt_tokens"] for result in lists] == [1, 1, 2]
+
+    body = {"text": "a", "sampling_params": sampling, "stream": True}
+    events = events_of(server.client.post("/generate", json=body).text)
+    assert {event["index"] for event in events} == {0, 1, 2}
+    assert sum(event["meta_info"]["finish_reason"] is not None for event in events) == 3
+
+
 def test_seeds_are_drawn_per_request_and_reported(server: Running) -> None:
     results = generate(server, text=["a", "b", "c"], sampling_params={"max_new_tokens": 1, "sampling_seed": None})
     assert len({result["meta_info"]["sampling_seed"] for result in results}) == 3
+    several = generate(server, text="a", sampling_params={"max_new_tokens": 1, "n": 4})
+    seeds = [result["meta_info"]["sampling_seed"] for result in several]
+    assert seeds == [choice_seed(seeds[0], k) for k in range(4)], "one is drawn, the others follow from it"
+    assert len(set(seeds)) == 4 and max(seeds) < 2**53
 
 
 def test_an_omitted_length_is_128_or_what_the_context_leaves() -> None:
@@ -137,6 +160,13 @@ def test_sampling_fields_reach_the_engine() -> None:
         "no_stop_trim": True,
         "sampling_seed": 2**64 - 1,
         "max_new_tokens": 3,
+        "min_new_tokens": 2,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1,
+        "frequency_penalty": 0.25,
+        "logit_bias": {"7": 3, "0": -1.5},
+        "allowed_token_ids": [0, 1, 7],
+        "bad_token_ids": [1],
     }
     with serving(loop) as server:
         posted = threading.Thread(
@@ -151,11 +181,14 @@ def test_sampling_fields_reach_the_engine() -> None:
     assert (params.temperature, params.top_p, params.min_p, params.seed) == (0.5, 0.9, 0.1, 2**64 - 1)
     assert params.top_k == loop.vocab_size, "a top_k beyond the vocabulary is clamped"
     assert (params.stop, params.stop_token_ids, params.max_new_tokens) == (("zz",), (5,), 3)
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, -1.0, 0.25)
+    assert (params.logit_bias, params.min_new_tokens) == (((7, 3.0), (0, -1.5)), 2)
+    assert (params.allowed_token_ids, params.bad_token_ids) == ((0, 1, 7), (1,))
     assert params.ignore_eos and params.no_stop_trim
     assert not params.skip_special_tokens and not params.speculation
 
 
-def test_nulls_and_neutral_values_of_fields_we_do_not_support_pass(server: Running) -> None:
+def test_nulls_and_neutral_values_pass(server: Running) -> None:
     sampling = {
         "n": 1,
         "min_new_tokens": 0,
@@ -163,6 +196,9 @@ def test_nulls_and_neutral_values_of_fields_we_do_not_support_pass(server: Runni
         "presence_penalty": 0,
         "frequency_penalty": None,
         "logit_bias": {},
+        "allowed_token_ids": None,
+        "bad_token_ids": [],
+        "regex": "",
         "max_new_tokens": 1,
         "stop": None,
         "stop_token_ids": None,
@@ -197,6 +233,21 @@ def test_an_aborted_request_ends_with_what_it_has(stream: bool) -> None:
     result = events_of(answers[0].text)[-1] if stream else answers[0].json()
     assert result["meta_info"]["finish_reason"]["type"] == "abort"
     assert result["text"].startswith("ab") and len(result["text"]) == len(result["output_ids"]) < 4000
+
+
+def test_aborting_a_prompt_ends_all_its_answers_or_one() -> None:
+    with serving(FakeLoop(slots=4, pace=0.01, max_model_len=4096)) as server:
+        body = {"text": "a", "rid": "r", "sampling_params": {"n": 3, "max_new_tokens": 4000}}
+        answers: list[httpx.Response] = []
+        caller = threading.Thread(target=lambda: answers.append(server.client.post("/generate", json=body)))
+        caller.start()
+        until(lambda: server.loop.num_steps > 1)
+        assert server.client.post("/abort_request", json={"rid": "r-1"}).status_code == 200
+        until(lambda: set(server.loop.requests) == {"r-0", "r-2"})
+        assert server.client.post("/abort_request", json={"rid": "r"}).status_code == 200
+        caller.join()
+        until(lambda: not server.loop.requests)
+    assert [result["meta_info"]["finish_reason"]["type"] for result in answers[0].json()] == ["abort"] * 3
 
 
 def test_a_request_that_outlives_the_timeout_ends_with_a_reason() -> None:

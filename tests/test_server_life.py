@@ -314,12 +314,16 @@ def test_metrics_add_up() -> None:
         'deepened_total{depth="5"}': 6,
         "widened_nodes_total": 6,
         "drafted_nodes_total": 24,
+        'pruned_nodes_total{stage="draft"}': 12,
+        'pruned_nodes_total{stage="verify"}': 0,
+        "expected_accepted_nodes_total": 3,
         "steps_without_draft_total": 0,
         "depth_histogram_sum": 6,
         'step_seconds_count{phase="draft"}': 6,
     }
     assert {name: float(samples[f"echo_sched_{name}"]) for name in expected} == expected
     assert float(samples["echo_sched_last_step_timestamp_seconds"]) > 0
+    assert 1.0 < float(samples["echo_sched_cost_model_error_ratio"]) < 2.0  # steps take twice as long as expected
     assert any(name.startswith("echo_sched_build_info{") for name in samples)
 
 

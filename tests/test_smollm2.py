@@ -20,7 +20,14 @@ from tests.conftest import REPOSITORY
 NUMERICAL_MARGIN = 2e-3  # a float32 fork above this margin is a bug, not rounding
 GREEDY = SamplingParams(max_new_tokens=32, temperature=0.0)
 SAMPLED = SamplingParams(max_new_tokens=32, temperature=0.8, top_p=0.9, seed=5)
-SETTINGS: dict[str, Any] = {"model": DEFAULT_MODEL, "max_batch_size": 4, "max_model_len": 512, "k_max": 32}
+SETTINGS: dict[str, Any] = {
+    "model": DEFAULT_MODEL,
+    "drafter": "ngram",
+    "price": "off",
+    "max_batch_size": 4,
+    "max_model_len": 512,
+    "k_max": 32,
+}
 
 
 @pytest.fixture(scope="module")

@@ -152,9 +152,9 @@ def test_work_per_token_does_not_grow_with_the_sequence(ids: list[int]) -> None:
     assert num_decoded < 40 * len(ids)
 
 
-def earliest_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+def earliest_stop(text: str, stops: Sequence[str], exempt: int = 0) -> tuple[int, str] | None:
     """(end, stop) by brute force: read the text character by character and look at its end; the longest stop wins."""
-    for end in range(len(text) + 1):
+    for end in range(exempt + 1 if exempt else 0, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):
                 return end, stop
@@ -197,6 +197,35 @@ def test_stop_strings_are_found_at_once_and_never_shown(
     else:
         end, stop = expected
         assert released == complete[: end - len(stop) if trim else end]
+
+
+@settings(max_examples=200, deadline=None)
+@given(cut_texts(), stop_strings, st.integers(0, 6))
+def test_stop_strings_that_end_in_exempt_tokens_do_not_count(
+    cut: tuple[str, list[bytes]], stops: list[str], num_exempt: int
+) -> None:
+    complete, vocabulary = cut
+    text = TextStream(
+        lambda ids: b"".join(vocabulary[t] for t in ids).decode(errors="replace"), stops, num_exempt=num_exempt
+    )
+    exempt = len(b"".join(vocabulary[:num_exempt]).decode(errors="ignore"))
+    expected = earliest_stop(complete, stops, exempt)
+    matched, released = None, ""
+    for token in range(len(vocabulary)):
+        matched = text.push(token)
+        released += text.take()
+        if matched is not None:
+            break
+    released += text.take(final=True)
+    assert matched == (expected[1] if expected else None)
+    assert released == (complete[: expected[0] - len(expected[1])] if expected else complete)
+
+
+def test_a_stop_string_may_begin_in_an_exempt_token_and_end_behind_it() -> None:
+    vocabulary = ["END a", "bEN", "D", "c END"]
+    text = TextStream(lambda ids: "".join(vocabulary[t] for t in ids), ["END", "bE"], num_exempt=2)
+    assert [text.push(0), text.push(1), text.push(2)] == [None, None, "END"]
+    assert text.take(final=True) == "END ab"
 
 
 def test_a_stop_string_across_tokens_cuts_what_follows_it_in_its_last_token() -> None:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -22,6 +23,7 @@ from calibration.collect import collect
 from calibration.train_draft.batches import deal, make_batch
 from calibration.train_draft.data import Conversation, draft_vocabulary, draw, load_generations, split
 from calibration.train_draft.lessons import Lessons, Scoreboard, step_losses, weigh
+from calibration.train_draft.plot import curve_svg, draw_accuracy, draw_loss
 from calibration.train_draft.start import first_head
 from calibration.train_draft.state import TrainingState
 from calibration.train_draft.store import FeatureStore
@@ -343,7 +345,7 @@ def make_trainer(model_folder: Path, conversations: list[Conversation]) -> Calla
         target = TeachingTarget(model, facts, LEARNER.aux_layers, torch.from_numpy(vocabulary.target_ids))
         defaults = {
             "epochs": 3, "max_minutes": None, "batch_tokens": 100, "learning_rate": 3e-3, "unroll": 3,
-            "eval_every": None, "checkpoint_every": 4, "seed": 0,
+            "eval_every": None, "checkpoint_every": 4, "seed": 0, "compute_dtype": "float32",
         }  # fmt: skip
         return Trainer(
             Recipe(**(defaults | settings)),
@@ -415,6 +417,48 @@ def test_the_trained_head_reads_features_as_they_are(make_trainer: Callable[...,
     assert board.score().loss == pytest.approx(trainer.state.scores()[-1]["held_out_loss"], rel=1e-4)
 
 
+def test_products_in_bfloat16_teach_the_same_and_weights_stay_float32(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    trained = {}
+    for dtype in ("float32", "bfloat16"):
+        trained[dtype] = make_trainer(tmp_path / f"{dtype}.pt", compute_dtype=dtype)
+        trained[dtype].run(ignore)
+    low, full = trained["bfloat16"], trained["float32"]
+    assert low.state.scores()[-1]["held_out_loss"] != full.state.scores()[-1]["held_out_loss"]
+    assert low.state.scores()[-1]["held_out_loss"] == pytest.approx(full.state.scores()[-1]["held_out_loss"], rel=0.02)
+    assert {weight.dtype for weight in low.trained_head().parameters()} == {torch.float32}
+
+
+def test_the_plotted_curve_is_the_runs_own() -> None:
+    curve = [
+        {"step": 0, "held_out_loss": 5.0, "accuracy": [0.1, 0.05], "accuracy_top": 0.3},
+        {"step": 10, "loss": 4.0},
+        {"step": 20, "loss": 3.0},
+        {"step": 20, "held_out_loss": 3.5, "accuracy": [0.4, 0.2], "accuracy_top": 0.7},
+    ]
+    losses, accuracies = Figure().subplots(1, 2)
+    draw_loss(losses, curve)
+    draw_accuracy(accuracies, curve)
+    drawn = {
+        line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for panel in (losses, accuracies)
+        for line in panel.get_lines()
+    }
+    assert drawn == {
+        "training": [(10, 4.0), (20, 3.0)],
+        "held out": [(0, 5.0), (20, 3.5)],
+        "step 1": [(0, 0.1), (20, 0.4)],
+        "step 2": [(0, 0.05), (20, 0.2)],
+        "top 8 at step 1": [(0, 0.3), (20, 0.7)],
+    }
+    text = curve_svg(curve)
+    words = {element.text for element in ElementTree.fromstring(text).iter()}
+    assert {"loss (nats)", "held-out accuracy", *drawn} <= words
+    assert curve_svg(curve) == text
+    assert curve_svg(curve[:1])  # before the first logged step there is a first evaluation
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
@@ -455,7 +499,12 @@ def test_from_prompts_to_a_head_that_has_learnt(
 
     loop = DecodeLoop.from_config(
         EngineConfig(
-            model=str(model_folder), drafter="eagle3", draft_model=str(out), max_model_len=64, max_batch_size=4
+            model=str(model_folder),
+            drafter="eagle3",
+            draft_model=str(out),
+            price="off",
+            max_model_len=64,
+            max_batch_size=4,
         )
     )
     params = SamplingParams(max_new_tokens=24, temperature=0.0)

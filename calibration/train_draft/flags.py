@@ -133,6 +133,13 @@ def _add_training_flags(group: "argparse._ArgumentGroup") -> None:
     add("--epochs", type=int, default=8, metavar="N", help="most passes over the data (default: 8)")
     add("--max-minutes", type=float, metavar="X", help="most minutes, earlier parts of the run included")
     add("--batch-tokens", type=int, default=1024, metavar="N", help="tokens per optimizer step (default: 1024)")
+    add(
+        "--compute-dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="of the head's matrix products; weights and losses stay float32 (default: bfloat16 where the device has "
+        "units for it, which halves the time there)",
+    )
     add("--learning-rate", type=float, default=1e-3, metavar="X", help="at its peak (default: 0.001)")
     add("--eval-every", type=int, metavar="N", help="steps between held-out evaluations (default: once per pass)")
     add("--checkpoint-every", type=int, default=50, metavar="N", help="steps between saved states (default: 50)")

@@ -76,7 +76,10 @@ def _step_logits(
     """Logits and lessons of every step, for the starts that have tokens at that step."""
     for step, output in enumerate(outputs):
         start = (batch.remaining >= step).nonzero()[:, 0]
-        yield head.logits(output[start]), Lessons(*(field[start + step] for field in lessons))
+        yield (
+            head.logits(output[start]).to(lessons.probabilities.dtype),
+            Lessons(*(field[start + step] for field in lessons)),
+        )
 
 
 def _summed_loss(logits: Tensor, lesson: Lessons) -> tuple[Tensor, Tensor]:

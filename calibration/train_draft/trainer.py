@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from calibration.train_draft.state import TrainingState, load_state, save_state
 from calibration.train_draft.target import Features, TeachingTarget
 from calibration.train_draft.unroll import unroll
 from echo_sched.engine.draft.eagle3.head import Eagle3Head
+from echo_sched.engine.kernels import computes_bfloat16
 from echo_sched.notice import say
 
 WARM_UP = 0.03  # share of the budget in which the learning rate rises
@@ -49,6 +51,7 @@ class Recipe:
     eval_every: int | None  # steps; None: after each pass only
     checkpoint_every: int  # steps
     seed: int
+    compute_dtype: str  # auto, float32 or bfloat16
 
 
 class Trainer:
@@ -80,6 +83,8 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(
             head.parameters(), lr=recipe.learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
         )
+        low = recipe.compute_dtype == "bfloat16" or (recipe.compute_dtype == "auto" and computes_bfloat16(self._device))
+        self._products = partial(torch.autocast, self._device.type, torch.bfloat16, enabled=low)
         self._held_out: list[tuple[Batch, Features]] | None = None
         self._scale: Tensor | None = None
         self._unlogged: list[Tensor] = []
@@ -139,8 +144,9 @@ class Trainer:
 
     def _learn(self, batch: Batch) -> None:
         features = self._features(batch)
-        outputs = self._outputs(batch, features)
-        losses = step_losses(self._head, outputs, self._lessons(batch, features), batch)
+        lessons = self._lessons(batch, features)
+        with self._products():
+            losses = step_losses(self._head, self._outputs(batch, features), lessons, batch)
         self._optimizer.zero_grad(set_to_none=True)
         weigh(losses).backward()
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), MAX_GRAD_NORM)
@@ -166,7 +172,9 @@ class Trainer:
         board = Scoreboard(self._recipe.unroll)
         with torch.no_grad():
             for batch, features in self._held_out:
-                board.add(self._head, self._outputs(batch, features), self._lessons(batch, features), batch)
+                lessons = self._lessons(batch, features)
+                with self._products():
+                    board.add(self._head, self._outputs(batch, features), lessons, batch)
         score = board.score()
         best = max((row["accuracy"][0] for row in self.state.scores()), default=-1.0)
         self._note({"held_out_loss": score.loss, **_accuracies(score), "pass_end": pass_end})

@@ -29,7 +29,11 @@ def unroll(
     """
     attention = UnrolledAttention(batch)
     outputs: list[Tensor] = []
-    hidden, row, position = head.fuse(aux), torch.arange(len(batch.ids), device=batch.ids.device), batch.position
+    hidden, row, position = (
+        head.fuse(aux).to(aux.dtype),
+        torch.arange(len(batch.ids), device=batch.ids.device),
+        batch.position,
+    )
     for _ in range(num_steps):
         tokens = batch.ids[(row + 1).clamp(max=len(batch.ids) - 1)]
         output = head(embed(tokens)[None], hidden[None], position[None], attention)[0]

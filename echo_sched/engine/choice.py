@@ -4,6 +4,8 @@ The slow twin of sampling.py, sharing only the keyed random numbers with it. A f
 iff the margin at the fork is tiny. Knows nothing of models or tensors.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from echo_sched.engine.race import HEAD_SIZE, HEAD_STREAM, TAIL_ID, TAIL_STREAM, uniforms
@@ -11,8 +13,35 @@ from echo_sched.tree import FloatArray, IntArray
 from echo_sched.types import SamplingParams
 
 
+def processed(
+    logits: FloatArray,
+    params: SamplingParams,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    eos_ids: Sequence[int],
+) -> FloatArray:
+    """Logits [V] as the model gave them after `prompt_ids` and `output_ids` -> [V] as temperature finds them."""
+    row = logits.copy()
+    for token in {*prompt_ids, *output_ids}:
+        x = logits[token]
+        row[token] = x / params.repetition_penalty if x > 0.0 else x * params.repetition_penalty
+    for token in set(output_ids):
+        row[token] -= params.frequency_penalty * output_ids.count(token)
+        row[token] -= params.presence_penalty
+    for token, bias in params.logit_bias:
+        row[token] += bias
+    ruled_out = set(params.bad_token_ids)
+    if params.allowed_token_ids is not None:
+        ruled_out |= set(range(row.size)) - set(params.allowed_token_ids)
+    if len(output_ids) < params.min_new_tokens:
+        ruled_out |= {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
+    row[sorted(ruled_out)] = -np.inf
+    return row
+
+
 def final_distribution(logits: FloatArray, params: SamplingParams) -> FloatArray:
-    """p [V] after temperature, top-k, top-p and min-p in that order, each acting on what the one before left.
+    """p [V] of processed logits after temperature, top-k, top-p and min-p in that order, each acting on what the one
+    before left.
 
     The nucleus is the shortest prefix that reaches top_p; min-p is relative to the highest probability; ties at a
     boundary stay by lowest id (transformers keeps all tokens that tie at the top-k boundary). Not for greedy
@@ -33,7 +62,7 @@ def final_distribution(logits: FloatArray, params: SamplingParams) -> FloatArray
 
 
 def draw(logits: FloatArray, params: SamplingParams, position: int) -> int:
-    """The token at `position` of prompt + output, drawn from logits [V] (float64)."""
+    """The token at `position` of prompt + output, drawn from processed logits [V] (float64)."""
     if params.greedy:
         return int(np.argmax(logits))
     p = final_distribution(logits, params)
@@ -47,15 +76,16 @@ def draw(logits: FloatArray, params: SamplingParams, position: int) -> int:
 
 
 def margin(logits: FloatArray, params: SamplingParams, position: int) -> float:
-    """The smallest change, counted in logits, that makes `draw` return another token (inf where there is none).
+    """The smallest change, counted in processed logits, that makes `draw` return another token (inf where none does).
 
     Greedy: the gap between the two highest logits. Sampled: another token wins by arriving earlier, by entering the
     support or the head, or because the winner leaves them. Racing i against w costs `T ln(t_i / t_w)`; crossing the
     top-k or head boundary costs the logit gap across it; min-p, the gap to its cut-off; top-p, `T` times the gap
     between the log odds of the mass before the token and of top_p (log odds move as fast as logits do). A rival
-    that needs several changes costs the largest of them.
+    that needs several changes costs the largest of them. A token that is ruled out (-inf) is no rival.
     """
     order = np.argsort(-logits, kind="stable")  # ids by rank; every array below is in this order
+    order = order[np.isfinite(logits[order])]
     ranked = logits[order]
     if params.greedy:
         return float(ranked[0] - ranked[1]) if ranked.size > 1 else np.inf

@@ -2,10 +2,10 @@
 
 On a CPU, torch's plain `F.linear` has two weaknesses: without hardware bfloat16 its bfloat16 product takes time in
 proportion to the rows, and a row's rounding may depend on how many rows it is computed with. oneDNN's pre-packed
-product has neither: in float32 its rows were bitwise equal for every row count tried (docs/log.md). So:
+product has neither: in float32 its rows were bitwise equal for every row count from two on (docs/log.md). So:
 
-    fast    few rows: F.linear as it is; more rows: the packed product
-    exact   the packed float32 product for every row count (bfloat16 inputs and outputs rounded once each);
+    fast    the packed product, in bfloat16 where the CPU has units for it; without them few rows run as F.linear
+    exact   the packed float32 product for every row count, a lone row twice (bfloat16 in and out rounded once each);
             where oneDNN does not serve (float64, other devices): F.linear on rows padded to a fixed multiple
 
 Elementwise functions have the same weakness in disguise: torch splits a large one among its threads, and the end of
@@ -29,7 +29,7 @@ from transformers.pytorch_utils import Conv1D
 Numerics = Literal["fast", "exact"]
 _ACTIVATIONS: tuple[Any, ...] = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
 
-# Rows from which the packed product is faster than F.linear (measured on CPUs without bfloat16 units, docs/log.md).
+# Rows from which the packed float32 product is faster than F.linear (docs/log.md). Packed bfloat16 always is.
 PACKED_FROM_ROWS = {torch.bfloat16: 3, torch.float32: 2}
 # F.linear's rows were bitwise independent of their number when it was a multiple of 4 (float32) or 2 (float64).
 EXACT_ROW_MULTIPLE = 8
@@ -46,16 +46,22 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.weight = weight
         self.bias = bias
-        native_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        keep = weight.dtype == torch.bfloat16 and native_bfloat16 and numerics == "fast"
+        keep = weight.dtype == torch.bfloat16 and computes_bfloat16(weight.device) and numerics == "fast"
         self._dtype = weight.dtype if keep else torch.float32
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), None)
         self._packed_bias = None if bias is None else bias.detach().to(self._dtype)
-        self._from_rows = 0 if numerics == "exact" else PACKED_FROM_ROWS[weight.dtype]
+        self._from_rows = 0 if keep or numerics == "exact" else PACKED_FROM_ROWS[weight.dtype]
+        self._exact = numerics == "exact"
 
     def forward(self, rows: Tensor) -> Tensor:
-        if rows.numel() < self._from_rows * rows.shape[-1]:
+        num_rows = rows.numel() // rows.shape[-1]
+        if num_rows < self._from_rows:
             return linear(rows, self.weight, self.bias)
+        if self._exact and num_rows == 1:  # a lone row has a kernel of its own, which may add up in another order
+            return self._product(rows.reshape(1, -1).expand(2, -1))[:1].view(*rows.shape[:-1], -1)
+        return self._product(rows)
+
+    def _product(self, rows: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows.to(self._dtype), self._packed, self._packed_bias, "none", [], ""
         )
@@ -131,6 +137,13 @@ class InvariantFunctions(TorchFunctionMode):
         if func is torch.tanh:
             return unsplit(torch.tanh, *args)
         return func(*args, **(kwargs or {}))
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 products are faster than float32 ones there: a CPU may lack units for them."""
+    if device.type != "cpu":
+        return True
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def packed_bytes(model: nn.Module) -> int:

@@ -99,7 +99,7 @@ def measure_forward(
         tuple(contexts),
         tuple(tuple(float(np.median(runs)) for runs in row) for row in measured),
         tuple(tuple(_spread(runs) for runs in row) for row in measured),
-        _facts(device),
+        device_facts(device),
     )
 
 
@@ -129,7 +129,7 @@ def _spread(seconds: Sequence[float]) -> float:
     return float(high - low)
 
 
-def _facts(device: torch.device) -> dict[str, Any]:
+def device_facts(device: torch.device) -> dict[str, Any]:
     """What the seconds belong to, as far as torch knows."""
     name = str(device) if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     return {"device": name, "torch": str(torch.__version__), "num_threads": torch.get_num_threads()}

@@ -102,10 +102,18 @@ def _check_class(name: str, family: Any) -> None:
 
 
 def choose_max_len(config: PretrainedConfig, asked: int | None) -> int:
-    """The longest request to serve: as asked, else DEFAULT_MAX_LEN or what the model can.
+    """The longest request to serve: as asked, else DEFAULT_MAX_LEN or what the model can. Raises ConfigError."""
+    longest, reason = longest_request(config)
+    if asked is not None and asked > longest:
+        raise ConfigError(f"--max-model-len {asked} is beyond the {longest} {reason}")
+    return min(DEFAULT_MAX_LEN, longest) if asked is None else asked
+
+
+def longest_request(config: PretrainedConfig) -> tuple[int, str]:
+    """The tokens that the model can take, and what they are.
 
     Some rotary scalings depend on the longest request of a batch, so a neighbour would change everybody's tokens; they
-    do not below the length the model was trained at, and no longer request is served. Raises ConfigError.
+    do not below the length the model was trained at, and no longer request is served.
     """
     longest, reason = int(config.max_position_embeddings), "positions of this model"
     for rope in _rope_parameters(config):
@@ -113,9 +121,7 @@ def choose_max_len(config: PretrainedConfig, asked: int | None) -> int:
             trained = int(rope.get("original_max_position_embeddings") or longest)
             longest = min(longest, trained)
             reason = f"positions that {config.model_type}'s {rope['rope_type']} rotary scaling leaves alone"
-    if asked is not None and asked > longest:
-        raise ConfigError(f"--max-model-len {asked} is beyond the {longest} {reason}")
-    return min(DEFAULT_MAX_LEN, longest) if asked is None else asked
+    return longest, reason
 
 
 def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
@@ -192,11 +198,12 @@ def model_facts(path: str, model: PreTrainedModel, dtype: torch.dtype, max_model
     ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     if not ids:
         logger.warning("this model names no end-of-sequence token: requests end by length or stop strings only")
+    vocab_size = _weight(model.get_output_embeddings()).shape[0]
     return ModelFacts(
         path=path,
-        vocab_size=_weight(model.get_output_embeddings()).shape[0],
+        vocab_size=vocab_size,
         max_model_len=max_model_len,
-        eos_ids=frozenset(ids),
+        eos_ids=frozenset(token for token in ids if token < vocab_size),  # a token without a logit is never drawn
         windows=_windows(config),
         kv_shape=kv_shape(config),
         dtype=dtype,

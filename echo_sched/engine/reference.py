@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
-from echo_sched.engine.choice import draw, margin
+from echo_sched.engine.choice import draw, margin, processed
 from echo_sched.tree import FloatArray
 from echo_sched.types import FinishReason, SamplingParams
 
@@ -57,7 +57,7 @@ def reference_decode(
         with torch.no_grad():
             logits = model(new_ids, cache=cache, use_cache=use_cache).logits[0, -1]
         num_cached = len(tokens) if use_cache else 0
-        choice = choose(logits.double().cpu().numpy(), params, position=len(tokens))
+        choice = choose(logits.double().cpu().numpy(), params, prompt_ids, output_ids, eos_ids)
         tokens.append(choice.token_id)
         output_ids.append(choice.token_id)
         margins.append(choice.margin)
@@ -72,13 +72,26 @@ def _finish(
     last = output_ids[-1]
     if last in params.stop_token_ids or (last in eos_ids and not params.ignore_eos):
         return FinishReason("stop", last)
-    text = decode(output_ids) if decode is not None and params.stop else ""
-    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in params.stop if stop in text]
+    text, exempt = "", 0
+    if decode is not None and params.stop:
+        text = decode(output_ids)
+        exempt = len(decode(output_ids[: params.min_new_tokens]).rstrip("\ufffd"))  # a broken character is not out yet
+    # A stop string counts where it ends behind the text of min_new_tokens.
+    starts = [(text.find(stop, max(0, exempt - len(stop) + 1)), stop) for stop in params.stop]
+    ends = [(start + len(stop), -len(stop), stop) for start, stop in starts if start >= 0]
     if ends:  # the one that completes first, then the longest
         return FinishReason("stop", min(ends)[2])
     return FinishReason("length") if len(output_ids) == params.max_new_tokens else None
 
 
-def choose(logits: FloatArray, params: SamplingParams, position: int) -> Choice:
-    """The choice at `position` of prompt + output, given logits [V] in float64."""
-    return Choice(draw(logits, params, position), margin(logits, params, position))
+def choose(
+    logits: FloatArray,
+    params: SamplingParams,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    eos_ids: Sequence[int],
+) -> Choice:
+    """The choice after `prompt_ids` and `output_ids`, given the model's logits [V] in float64."""
+    row = processed(logits, params, prompt_ids, output_ids, eos_ids)
+    position = len(prompt_ids) + len(output_ids)
+    return Choice(draw(row, params, position), margin(row, params, position))

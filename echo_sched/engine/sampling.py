@@ -40,7 +40,7 @@ def sample(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Se
 
 
 def leading(logits: torch.Tensor, count: int) -> tuple[IntArray, FloatArray]:
-    """Ids and logits [R, min(count, V)] of each row's highest logits, descending, ties by lowest id."""
+    """Ids and logits [R, min(count, V)] of each row's highest logits, descending, ties (but at -inf) by lowest id."""
     vocab_size = logits.shape[1]
     if count >= vocab_size:
         values = _host(logits).astype(np.float64)
@@ -50,7 +50,8 @@ def leading(logits: torch.Tensor, count: int) -> tuple[IntArray, FloatArray]:
     values = _host(top.values).astype(np.float64)
     ids = top.indices.cpu().numpy()
     # topk picks arbitrarily among equals: where the last one in equals the first one out, collect all equals and choose
-    tied = np.flatnonzero(values[:, count - 1] == values[:, count])
+    # (but for tokens that are ruled out: they have no place, and few allowed ones leave many of them)
+    tied = np.flatnonzero((values[:, count - 1] == values[:, count]) & np.isfinite(values[:, count]))
     values, ids = values[:, :count], ids[:, :count]
     for row in tied:
         whole = _host(logits[row])

@@ -3,16 +3,24 @@
 It makes what decode.py runs, and decides nothing per step.
 """
 
-from echo_sched.config import EngineConfig
-from echo_sched.engine.draft import check_drafter, make_drafter
+from dataclasses import replace
+
+from echo_sched.config import AUTO_DRAFTER, EngineConfig
+from echo_sched.engine.accept import Sampler
+from echo_sched.engine.draft import Drafter, check_drafter, make_drafter
+from echo_sched.engine.forward import Target
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.opening import open_target
-from echo_sched.errors import ConfigError
+from echo_sched.engine.sampling import sample
+from echo_sched.errors import ConfigError, ProfileError
 from echo_sched.fetch import resolve_model
+from echo_sched.heads import shipped_head, shipped_profile
 from echo_sched.loop.decode import DecodeLoop
-from echo_sched.loop.self_check import self_check
+from echo_sched.loop.pricing import cost_here
+from echo_sched.loop.self_check import first_drafts, self_check
 from echo_sched.scheduler.policy import PolicySettings, make_policy
-from echo_sched.scheduler.profile import BUILT_IN_PROFILES, Profile, check_profile, load_profile
+from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
+from echo_sched.scheduler.starting_values import built_in_profile
 
 MIN_SLOTS = 2  # the probe packs two sequences
 
@@ -22,9 +30,10 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
 
     Raises ConfigError, ModelError or ProfileError.
     """
+    config = resolve_drafter(config)
     profile = _read_profile(config)
-    check_drafter(config.drafter, config.draft_model, config.aux_layers)
-    policy = make_policy(policy_settings(config), profile)
+    parts = check_drafter(config.drafter, config.draft_model, config.aux_layers, resolve_model)
+    make_policy(policy_settings(config), profile)
     target = open_target(
         resolve_model(config.model),
         dtype=config.dtype,
@@ -35,12 +44,19 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
         tail_len=config.k_max,
         kv_limit_gib=config.kv_memory,
     )
-    drafter = make_drafter(config.drafter, config.draft_model, target, aux_layers=config.aux_layers)
-    loop = DecodeLoop(config, target, drafter, policy, profile, recording=recording)
-    check_profile(profile, loop.model_identity, loop.drafter_identity)
-    if drafter.aux_layers and config.k_max:
-        self_check(loop)
-    return loop
+    drafter = make_drafter(parts, target, aux_layers=config.aux_layers)
+    if config.profile is None and not _fits(profile, config, target, drafter):
+        profile = built_in_profile(config.drafter)
+    loop = _loop(config, target, drafter, profile, recording=recording)
+    if config.k_max == 0 or config.policy == "off":
+        return loop
+    drafts = first_drafts(loop)
+    if drafter.aux_layers:
+        self_check(loop, drafts.acceptance)
+    if config.price == "off" and config.k_max_rule == "fixed":
+        return loop
+    priced = replace(profile, cost=cost_here(loop, profile.cost, drafts.level_seconds))
+    return _loop(config, target, drafter, priced, recording=recording)
 
 
 def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
@@ -48,24 +64,29 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
 
     Raises ConfigError, ProfileError.
     """
+    config = resolve_drafter(config)
     scheduling = set(PolicySettings.__dataclass_fields__) | {"profile", "max_batch_size", "chunk_tokens"}
     changed = {name for name, value in config if value != getattr(loop.config, name)} - scheduling
     if changed:
         raise ConfigError(f"a loaded target cannot change {', '.join(sorted(changed))}")
     if config.k_max > loop.config.k_max or config.max_batch_size > loop.config.max_batch_size:
         raise ConfigError("a loaded target cannot raise k_max or max_batch_size")
-    profile = _read_profile(config)
-    fresh = DecodeLoop(
-        config,
-        loop.target,
-        loop.drafter,
-        make_policy(policy_settings(config), profile),
-        profile,
-        recording=loop.recording,
-        sampler=loop.sampler,
-    )
-    check_profile(profile, fresh.model_identity, fresh.drafter_identity)
-    return fresh
+    profile = loop.profile
+    if config.profile != loop.config.profile:
+        profile = replace(_read_profile(config), cost=profile.cost)  # the machine is still the same
+    return _loop(config, loop.target, loop.drafter, profile, recording=loop.recording, sampler=loop.sampler)
+
+
+def resolve_drafter(config: EngineConfig) -> EngineConfig:
+    """The same settings with `auto` replaced by what it stands for: a head that is named or ships, else ngram."""
+    if config.drafter != AUTO_DRAFTER:
+        return config
+    if config.draft_model is not None:
+        return config.model_copy(update={"drafter": "eagle3"})
+    head = shipped_head(config.model)
+    if head is None:
+        return config.model_copy(update={"drafter": "ngram"})
+    return config.model_copy(update={"drafter": "eagle3", "draft_model": head.name})
 
 
 def policy_settings(config: EngineConfig) -> PolicySettings:
@@ -73,5 +94,34 @@ def policy_settings(config: EngineConfig) -> PolicySettings:
     return PolicySettings(**{name: getattr(config, name) for name in PolicySettings.__dataclass_fields__})
 
 
+def _loop(
+    config: EngineConfig,
+    target: Target,
+    drafter: Drafter,
+    profile: Profile,
+    *,
+    recording: bool,
+    sampler: Sampler = sample,
+) -> DecodeLoop:
+    policy = make_policy(policy_settings(config), profile)
+    loop = DecodeLoop(config, target, drafter, policy, profile, recording=recording, sampler=sampler)
+    check_profile(profile, loop.model_identity, loop.drafter_identity)
+    return loop
+
+
 def _read_profile(config: EngineConfig) -> Profile:
-    return BUILT_IN_PROFILES[config.drafter] if config.profile is None else load_profile(config.profile)
+    """The profile that is named, else the one that ships with the head, else the drafter's starting values."""
+    if config.profile is not None:
+        return load_profile(config.profile)
+    shipped = None if config.draft_model is None else shipped_profile(config.draft_model)
+    return built_in_profile(config.drafter) if shipped is None else load_profile(shipped)
+
+
+def _fits(profile: Profile, config: EngineConfig, target: Target, drafter: Drafter) -> bool:
+    try:
+        check_profile(
+            profile, Identity(config.model, target.facts.fingerprint), Identity(drafter.name, drafter.fingerprint)
+        )
+    except ProfileError:
+        return False
+    return True

@@ -12,16 +12,18 @@ from typing import Any
 from torch import Tensor
 
 from echo_sched.config import EngineConfig
-from echo_sched.engine.accept import Sampler, Walk, accept
+from echo_sched.engine.accept import Sampler
 from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
-from echo_sched.engine.measure import CostCurve, measure_cost
+from echo_sched.engine.measure import CostCurve, device_facts, measure_cost
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import RequestError
-from echo_sched.loop.emission import emit_token
+from echo_sched.loop.drawing import draw_tokens, walks_of
+from echo_sched.loop.emission import Output, begin_output, take_event
 from echo_sched.loop.facts import describe
 from echo_sched.loop.grow import grow_trees
 from echo_sched.loop.intake import check_request
+from echo_sched.loop.logprobs import add_logprobs, first_prompt_logprobs
 from echo_sched.loop.phases import PhaseClock
 from echo_sched.loop.records import StepOutcome, count, step_record
 from echo_sched.loop.rows import Chunk, chunk_segment, committed_features, slot_of, tree_segment
@@ -29,9 +31,8 @@ from echo_sched.scheduler.admission import chunk_sizes, num_admitted
 from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.policy import Policy
 from echo_sched.scheduler.profile import Identity, Profile
-from echo_sched.text import TextStream
-from echo_sched.tree import DraftTree, Segment, pack
-from echo_sched.types import FinishReason, Request, StepRecord, TokenEvent
+from echo_sched.tree import Segment, pack
+from echo_sched.types import Request, StepRecord, TokenEvent
 
 SCORE_CHUNK = 512  # tokens per forward when a whole sequence is scored
 
@@ -64,7 +65,7 @@ class DecodeLoop:
         self.sampler = sampler
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in arrival order
-        self._texts: dict[str, TextStream] = {}
+        self._outputs: dict[str, Output] = {}
         self._num_steps = 0
 
     @classmethod
@@ -119,10 +120,15 @@ class DecodeLoop:
     def drafter_identity(self) -> Identity:
         return Identity(self.drafter.name, self.drafter.fingerprint)
 
+    @property
+    def machine_facts(self) -> dict[str, Any]:
+        """What measured seconds depend on, as far as torch knows."""
+        return device_facts(self.target.device)
+
     def check_integrity(self) -> None:
         """Assert that the cache holds exactly what the running requests say it does."""
         self.target.kv.check_integrity({r.slot: r.num_computed for r in self._running if r.slot is not None})
-        assert set(self._texts) == {r.request_id for r in (*self._running, *self._waiting)}
+        assert set(self._outputs) == {r.request_id for r in (*self._running, *self._waiting)}
 
     def info(self) -> dict[str, Any]:
         """JSON-able facts about what is running."""
@@ -132,12 +138,13 @@ class DecodeLoop:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError, naming the field, when it cannot be served."""
-        check_request(request, self.vocab_size, self.max_model_len)
-        if request.request_id in self._texts:
+        eos_ids = self.target.facts.eos_ids
+        check_request(request, self.vocab_size, self.max_model_len, eos_ids)
+        if request.request_id in self._outputs:
             raise RequestError(f"request id {request.request_id!r} is in use", "rid")
-        params = request.params
-        decoder = self._decoder(params.skip_special_tokens)
-        self._texts[request.request_id] = TextStream(decoder, params.stop, not params.no_stop_trim)
+        decode = self._decoder(request.params.skip_special_tokens)
+        output = self._outputs[request.request_id] = begin_output(request, decode, eos_ids)
+        output.prompt_logprobs.extend(first_prompt_logprobs(request, self._decoder(False)))
         self._waiting.append(request)
 
     def cancel(self, request_id: str) -> None:
@@ -155,7 +162,7 @@ class DecodeLoop:
                 self.target.kv.clear(request.slot)
             self.target.kv.free(request.slot)
             request.slot = None
-        del self._texts[request.request_id]
+        del self._outputs[request.request_id]
 
     # ---- one step ----
 
@@ -166,7 +173,8 @@ class DecodeLoop:
             self._admit()
             decoding = [request for request in self._running if request.decoding]
             chunks = self._choose_chunks(len(decoding))
-            plan = self.policy.plan(Load(len(decoding), self._num_steps))
+            load = self._load(decoding, chunks)
+            plan = self.policy.plan(load)
         if not self._running:
             return []
         trees, report = grow_trees(
@@ -181,8 +189,11 @@ class DecodeLoop:
             packed = pack([*map(tree_segment, decoding, trees), *map(chunk_segment, chunks)])
             logits, features = self.target.forward_with_features(packed, self._aux_layers)
         with clock("accept"):
-            walks = self._walks(decoding, trees, chunks, packed.logit_start.tolist())
-            emitted, accepted = self._accept(walks, logits)
+            logit_start = packed.logit_start.tolist()
+            walks = walks_of(decoding, trees, chunks, logit_start, self._outputs)
+            emitted, accepted = draw_tokens(walks, logits, self.sampler, self._outputs, self.target.facts.eos_ids)
+            chunk_rows = list(zip(chunks, logit_start[len(decoding) : -1], strict=True))
+            add_logprobs(walks, emitted, accepted, chunk_rows, logits, self._outputs, self._decoder(False))
         with clock("commit"):
             kept = self._commit(decoding, accepted[: len(decoding)], chunks)
         if features is not None:
@@ -192,10 +203,14 @@ class DecodeLoop:
             self._num_steps, plan, decoding, trees, chunks, accepted[: len(decoding)], emitted, report
         )
         count(outcome)
-        self.policy.observe(report)
+        self.policy.observe(load, report)
         self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self._events([request for request, _ in walks], emitted)
+
+    def _load(self, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> Load:
+        context = sum(request.num_computed for request in decoding) / max(len(decoding), 1)
+        return Load(len(decoding), self._num_steps, sum(chunk.size for chunk in chunks), context)
 
     def _admit(self) -> None:
         free = min(self.target.kv.num_free, self.config.max_batch_size - len(self._running))
@@ -210,36 +225,6 @@ class DecodeLoop:
         remaining = [len(request.prompt_ids) - request.num_computed for request in prefilling]
         sizes = chunk_sizes(remaining, num_decoding, self.config.chunk_tokens)
         return [Chunk(request, size) for request, size in zip(prefilling, sizes, strict=True) if size]
-
-    def _walks(
-        self, decoding: Sequence[Request], trees: Sequence[DraftTree], chunks: Sequence[Chunk], logit_start: list[int]
-    ) -> list[tuple[Request, Walk]]:
-        """Everybody who draws a token: decoding requests, then those whose prompt ends here (a tree without nodes).
-
-        `logit_start[s]` is the first logit row of segment s; segments are the trees, then the chunks.
-        """
-        drawing = [
-            (request, tree, segment) for segment, (request, tree) in enumerate(zip(decoding, trees, strict=True))
-        ]
-        for segment, chunk in enumerate(chunks, start=len(decoding)):
-            if chunk.finishes_prompt:
-                drawing.append((chunk.request, DraftTree(), segment))
-        return [(r, Walk(tree, r.params, r.num_tokens, logit_start[segment])) for r, tree, segment in drawing]
-
-    def _accept(self, walks: Sequence[tuple[Request, Walk]], logits: Tensor) -> tuple[list[list[int]], list[list[int]]]:
-        """Draw tokens down every tree. Returns the new tokens and the accepted nodes of each walk."""
-        emitted: list[list[int]] = [[] for _ in walks]
-
-        def emit(index: int, token: int) -> bool:
-            request = walks[index][0]
-            emitted[index].append(token)
-            return emit_token(request, token, self._texts[request.request_id], self.target.facts.eos_ids) is not None
-
-        def fail(index: int) -> None:
-            request = walks[index][0]
-            request.finish = FinishReason("abort", message="the model's logits are not finite")
-
-        return emitted, accept(logits, [walk for _, walk in walks], self.sampler, emit, fail)
 
     def _commit(
         self, decoding: Sequence[Request], accepted: Sequence[Sequence[int]], chunks: Sequence[Chunk]
@@ -259,8 +244,7 @@ class DecodeLoop:
         """What the streams are told; finished requests leave."""
         events = []
         for request, tokens in zip(requests, emitted, strict=True):
-            text = self._texts[request.request_id].take(final=request.finish is not None)
-            events.append(TokenEvent(request, tuple(tokens), text, request.finish))
+            events.append(take_event(request, tokens, self._outputs[request.request_id]))
             if request.finish is not None:
                 self._release(request)
         return events

@@ -3,10 +3,37 @@
 Checked token by token on the accepted path, so nothing after a stop is emitted or counted. Knows no tree and no model.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
+from typing import NamedTuple
 
+from echo_sched.engine.processors import History, make_history
 from echo_sched.text import TextStream
-from echo_sched.types import FinishReason, Request
+from echo_sched.types import FinishReason, Request, TokenEvent, TokenLogprobs
+
+
+class Output(NamedTuple):
+    """What grows with a request's output ids, from its arrival to its end."""
+
+    text: TextStream
+    history: History | None  # the walk that draws a token adds it
+    logprobs: list[TokenLogprobs]  # what no event has carried yet, here and below
+    prompt_logprobs: list[TokenLogprobs]
+
+
+def begin_output(request: Request, decode: Callable[[Sequence[int]], str], eos_ids: Set[int]) -> Output:
+    """The output of a request that has none yet. `decode` heeds `skip_special_tokens`."""
+    params = request.params
+    text = TextStream(decode, params.stop, not params.no_stop_trim, params.min_new_tokens)
+    return Output(text, make_history(params, request.prompt_ids, eos_ids), [], [])
+
+
+def take_event(request: Request, tokens: Sequence[int], output: Output) -> TokenEvent:
+    """What the stream is told after a step."""
+    text = output.text.take(final=request.finish is not None)
+    logprobs, prompt_logprobs = tuple(output.logprobs), tuple(output.prompt_logprobs)
+    output.logprobs.clear()
+    output.prompt_logprobs.clear()
+    return TokenEvent(request, tuple(tokens), text, request.finish, logprobs, prompt_logprobs)
 
 
 def is_stop_id(request: Request, token: int, eos_ids: Set[int]) -> bool:

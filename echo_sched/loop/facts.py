@@ -26,7 +26,7 @@ def describe(config: EngineConfig, target: Target, profile: Profile) -> dict[str
         "draft_model": config.draft_model,
         "policy": config.policy,
         "k_max": config.k_max,
-        "profile": config.profile or "built in",
+        "profile": config.profile or profile.provenance.get("source", "shipped with the head"),
         "checkpoints": [checkpoint.depth for checkpoint in profile.checkpoints],
         "target_depth": profile.target_depth,
         "kv_slots": target.kv.num_slots,

@@ -46,6 +46,7 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
         num_prompt_tokens=sum(chunk.size for chunk in outcome.chunks),
         k_max=outcome.plan.k_max,
         num_offered=report.num_offered,
+        num_levels=report.num_levels,
         num_dropped=int(report.num_dropped.sum()),
         num_verified=int(report.num_nodes.sum()),
         num_accepted=sum(map(len, outcome.accepted)),
@@ -55,9 +56,16 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
         num_widened=int(report.num_widened.sum()),
         num_transferred=report.num_transferred,
         seconds=seconds,
+        expected_accepted=None if outcome.plan.price is None else report.expected,
+        expected_seconds=_expected_seconds(outcome),
         gate_readings=_gate_readings(outcome) if recording else (),
         node_readings=_node_readings(outcome) if recording else (),
     )
+
+
+def _expected_seconds(outcome: StepOutcome) -> float | None:
+    price = outcome.plan.price
+    return None if price is None else float(price.verify_seconds[outcome.report.num_nodes.sum()])
 
 
 def _gate_readings(outcome: StepOutcome) -> tuple[GateReading, ...]:

@@ -21,6 +21,16 @@ class Chunk(NamedTuple):
     def finishes_prompt(self) -> bool:
         return self.request.num_computed + self.size == len(self.request.prompt_ids)
 
+    @property
+    def num_logit_rows(self) -> int:
+        """How many of its last rows need logits: a prompt's last row draws the first output token, and the row before a
+        prompt token says how likely that is, where somebody asked."""
+        params, end = self.request.logprobs, self.request.num_computed + self.size
+        if params is None or params.logprob_start_len < 0:
+            return int(self.finishes_prompt)
+        first = max(self.request.num_computed, params.logprob_start_len)
+        return max(end - first, int(self.finishes_prompt))
+
 
 def tree_segment(request: Request, tree: DraftTree) -> Segment:
     """Row 0 is the root, row i + 1 is node i; all of them need logits."""
@@ -30,10 +40,10 @@ def tree_segment(request: Request, tree: DraftTree) -> Segment:
 
 
 def chunk_segment(chunk: Chunk) -> Segment:
-    """A chain; the last row of a prompt draws the first output token."""
+    """A chain of prompt tokens."""
     request, size = chunk
     tokens = request.prompt_ids[request.num_computed : request.num_computed + size]
-    return Segment(slot_of(request), request.num_computed, tokens, range(-1, size - 1), int(chunk.finishes_prompt))
+    return Segment(slot_of(request), request.num_computed, tokens, range(-1, size - 1), chunk.num_logit_rows)
 
 
 def committed_features(

@@ -1,7 +1,7 @@
 """T(N, L): what a packed forward of N tokens at context L costs on the machine at hand, as a measured table.
 
 Keeps the steps of the measured curve: N is rounded up to the next measured tier, and no step is smoothed over. Stored
-in profiles; no policy reads it yet. Does not know how to measure, nor whether the machine is still the one measured.
+in profiles; economy.py reads it. Does not know how to measure, nor whether the machine is still the one measured.
 """
 
 import math
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from echo_sched.errors import ProfileError
 from echo_sched.scheduler.fields import Fields, is_number
+from echo_sched.tree import FloatArray
 
 KEYS = ("num_tokens", "context", "seconds", "draft_level_seconds", "machine")
 
@@ -50,6 +53,14 @@ class CostTable:
         if num_tokens > largest:
             return math.ceil(num_tokens / largest) * self._at_context(len(self.num_tokens) - 1, context)
         return self._at_context(bisect_left(self.num_tokens, num_tokens), context)
+
+    def curve(self, lowest: int, highest: int, context: float) -> FloatArray:
+        """`seconds_for` of lowest, lowest + 1, ... highest tokens."""
+        at_tier = np.array([self._at_context(tier, context) for tier in range(len(self.num_tokens))])
+        num_tokens, largest = np.arange(lowest, highest + 1), self.num_tokens[-1]
+        tier = np.minimum(np.searchsorted(self.num_tokens, num_tokens), len(self.num_tokens) - 1)
+        seconds: FloatArray = at_tier[tier] * np.maximum(1, -(-num_tokens // largest))
+        return seconds
 
     def _at_context(self, tier: int, context: float) -> float:
         row = self.seconds[tier]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from echo_sched.scheduler.budget import even_shares
+from echo_sched.scheduler.economy import Economy
+from echo_sched.scheduler.order import even_shares
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile
 from echo_sched.scheduler.random_gate import TruncationRates
@@ -24,8 +25,9 @@ class EchoPolicy:
 
     name = "echo"
 
-    def __init__(self, settings: PolicySettings, profile: Profile) -> None:
+    def __init__(self, settings: PolicySettings, profile: Profile, economy: Economy) -> None:
         self._settings = settings
+        self._economy = economy
         self._typical_depth = profile.typical_depth
         self._target_depth = min(profile.target_depth, settings.max_depth)
         thresholds = gate_thresholds(settings, profile)
@@ -33,11 +35,11 @@ class EchoPolicy:
         self._rates = TruncationRates(self._thresholds) if settings.gate == "random" else None
 
     def plan(self, load: Load) -> Plan:
-        settings = self._settings
-        width = int(settings.k_max / max(load.num_requests, 1) / self._typical_depth)
-        even = None if settings.transfer == "on" else tuple(even_shares(settings.k_max, load.num_requests).tolist())
+        settings, k_max = self._settings, self._economy.k_max(load)
+        width = int(k_max / max(load.num_requests, 1) / self._typical_depth)
+        even = None if settings.transfer == "on" else tuple(even_shares(k_max, load.num_requests).tolist())
         return Plan(
-            k_max=settings.k_max,
+            k_max=k_max,
             max_depth=settings.max_depth,
             target_depth=self._target_depth,
             widths=(min(max(width, 1), settings.branching),) * settings.max_depth,
@@ -48,10 +50,12 @@ class EchoPolicy:
             shares=even,
             widen=settings.widen == "on",
             widen_scope=settings.widen_scope,
+            price=self._economy.price(load, k_max),
         )
 
-    def observe(self, report: AllocationReport) -> None:
-        """Only the random gate learns: how often the sparse gate would have truncated."""
+    def observe(self, load: Load, report: AllocationReport) -> None:
+        """The random gate learns how often the sparse gate would have truncated."""
+        self._economy.observe(load, report)
         if self._rates is not None:
             self._rates.observe(report)
 

@@ -59,6 +59,12 @@ class Fields:
             raise self._wrong(key, "must be a list")
         return value
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        values = self.list_of(key)
+        if not all(is_number(value) for value in values):
+            raise self.error(key, "must be a list of finite numbers")
+        return tuple(float(value) for value in values)
+
     def free_object(self, key: str) -> dict[str, Any]:
         """An object whose keys are nobody's business here."""
         value = self._data[key]

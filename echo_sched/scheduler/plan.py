@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from echo_sched.scheduler.gate import GateRule, GateScope
+from echo_sched.scheduler.price import Price
 from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
 WidenScope = Literal["all", "truncation"]
@@ -20,6 +21,8 @@ class Load(NamedTuple):
 
     num_requests: int  # B
     step: int
+    num_prompt_tokens: int = 0  # P: prompt chunks that are verified beside the trees
+    context: float = 0.0  # L: committed tokens per decoding request, on average
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,10 @@ class Plan:
     shares: tuple[int, ...] | None = None  # [B] most nodes per request, no transfer; None: budget moves freely
     widen: bool = False
     widen_scope: WidenScope = "all"
-    rerank: bool = False  # grow within the widths only, then keep and pay for the best of all candidates seen
+    rerank: bool = (
+        False  # grow without paying (where there are no shares: the best K_max so far), then keep the best seen
+    )
+    price: Price | None = None  # None: whatever K_max allows is bought
 
     def __post_init__(self) -> None:
         assert self.k_max >= 0 and self.max_depth >= 0
@@ -46,6 +52,7 @@ class Plan:
         assert self.children is None or len(self.children) == self.max_depth
         assert self.truncation_rates is None or len(self.truncation_rates) == self.max_depth
         assert self.shares is None or sum(self.shares) <= self.k_max
+        assert self.price is None or len(self.price.verify_seconds) == self.k_max + 1
         assert not (self.rerank and self.widen), "reranking spends the budget on width and depth alike"
 
     def gate_rule(self, depth: int) -> GateRule | None:
@@ -92,22 +99,26 @@ class AllocationReport:
     """What one step's allocation did, in plain numbers. Arrays are [B] where nothing else is said."""
 
     num_offered: int  # candidates seen
+    num_levels: int  # depths that were drafted
     num_nodes: IntArray  # to be verified, widened included
     num_widened: IntArray
     num_dropped: IntArray  # grown, and dropped before verification
     num_transferred: int  # nodes beyond requests' even shares of K_max, at most what truncated requests left of theirs
     gate_truncated: IntArray  # depth before which the gate truncated the request; 0: it did not
     budget_truncated: IntArray  # depth before which the request was truncated for lack of budget; 0: it was not
+    price_truncated: IntArray  # depth before which the request was truncated since it did not pay; 0: it was not
     deepened: dict[int, int]  # depth beyond the target depth -> nodes granted while growing
+    chances: FloatArray  # [num_offered] chance of every candidate to be on the accepted path, descending
+    expected: float  # nodes that will be accepted, by their chances
     readings: GateReadings
 
     @property
     def truncated(self) -> BoolArray:
-        """[B] requests truncated for either reason (a request is truncated once)."""
-        return (self.gate_truncated > 0) | (self.budget_truncated > 0)
+        """[B] requests truncated for any reason (a request is truncated once)."""
+        return (self.gate_truncated > 0) | (self.budget_truncated > 0) | (self.price_truncated > 0)
 
     @property
     def truncated_by_depth(self) -> dict[int, int]:
-        """Depth -> requests truncated before it, for either reason."""
-        depths = np.maximum(self.gate_truncated, self.budget_truncated)
+        """Depth -> requests truncated before it, for any reason."""
+        depths = np.maximum.reduce([self.gate_truncated, self.budget_truncated, self.price_truncated])
         return {depth: int(count) for depth, count in enumerate(np.bincount(depths)) if depth and count}

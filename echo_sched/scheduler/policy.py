@@ -2,8 +2,10 @@
 
 off      no trees: plain decoding at plain decoding's price                                     fixed.py
 static   one fixed tree per request, cut to an even share of K_max                              fixed.py
+table    the same, with a tree for each range of batch sizes ("dynamic speculation" elsewhere)  fixed.py
 dynamic  a beam per request, then the best of all it saw, up to its even share of K_max         fixed.py
 echo     base tree, gate at checkpoint depths, budget moving to whoever is confident            echo.py
+goodput  no gate: the best nodes of the whole batch, as many as pay                             goodput.py
 
 A policy writes plans and nothing else; every plan is carried out by the same Allocation. Knows no drafter and no model.
 """
@@ -12,10 +14,12 @@ from typing import Protocol
 
 from echo_sched.errors import ConfigError
 from echo_sched.scheduler.echo import EchoPolicy
-from echo_sched.scheduler.fixed import DynamicPolicy, OffPolicy, StaticPolicy
+from echo_sched.scheduler.economy import Economy
+from echo_sched.scheduler.fixed import STATIC_SHAPE, DynamicPolicy, FixedPolicy, OffPolicy
+from echo_sched.scheduler.goodput import GoodputPolicy
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.profile import Profile
-from echo_sched.scheduler.settings import PolicySettings
+from echo_sched.scheduler.settings import PolicySettings, parse_shapes
 
 __all__ = ["Load", "Plan", "Policy", "PolicySettings", "make_policy"]
 
@@ -27,17 +31,22 @@ class Policy(Protocol):
 
     def plan(self, load: Load) -> Plan: ...
 
-    def observe(self, report: AllocationReport) -> None: ...
+    def observe(self, load: Load, report: AllocationReport) -> None: ...
 
 
 def make_policy(settings: PolicySettings, profile: Profile) -> Policy:
     """The policy that `settings` name. Raises ConfigError for an unknown name."""
+    economy = Economy(settings, profile)
     if settings.policy == "off":
         return OffPolicy()
     if settings.policy == "static":
-        return StaticPolicy(settings)
+        return FixedPolicy("static", STATIC_SHAPE, settings, economy)
+    if settings.policy == "table":
+        return FixedPolicy("table", parse_shapes(settings.shapes), settings, economy)
     if settings.policy == "dynamic":
-        return DynamicPolicy(settings)
+        return DynamicPolicy(settings, economy)
     if settings.policy == "echo":
-        return EchoPolicy(settings, profile)
-    raise ConfigError(f"unknown policy {settings.policy!r}; known: off, static, dynamic, echo")
+        return EchoPolicy(settings, profile, economy)
+    if settings.policy == "goodput":
+        return GoodputPolicy(settings, economy)
+    raise ConfigError(f"unknown policy {settings.policy!r}; known: off, static, table, dynamic, echo, goodput")

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from echo_sched.errors import ProfileError
-from echo_sched.scheduler import cost
+from echo_sched.scheduler import acceptance, cost
+from echo_sched.scheduler.acceptance import AcceptanceCurve
 from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.fields import Fields
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Profile:
     checkpoints: tuple[Checkpoint, ...]  # depths ascending
     no_checkpoint_reason: str | None
     depths: tuple[DepthStats, ...]  # depths ascending
+    acceptance: tuple[AcceptanceCurve, ...]  # depths ascending; none: path probabilities are taken at their word
     cost: CostTable | None
     provenance: dict[str, Any]
 
@@ -73,17 +75,19 @@ class Profile:
             raise ProfileError(f"target_depth must be at least 1, got {self.target_depth}")
         if not self.typical_depth > 0:
             raise ProfileError(f"typical_depth must be above 0, got {self.typical_depth}")
-        columns: tuple[tuple[str, Sequence[Checkpoint | DepthStats]], ...] = (
-            ("checkpoints", self.checkpoints),
-            ("depths", self.depths),
-        )
-        for name, rows in columns:
+        columns: dict[str, Sequence[Checkpoint | DepthStats | AcceptanceCurve]] = {
+            "checkpoints": self.checkpoints,
+            "depths": self.depths,
+            "acceptance": self.acceptance,
+        }
+        for name, rows in columns.items():
             listed = [row.depth for row in rows]
             if any(low >= high for low, high in pairwise([0, *listed])):
                 raise ProfileError(f"{name}: depth must increase from at least 1, got {listed}")
-            for row in rows:
-                if row.threshold is not None and not 0 <= row.threshold <= 1:
-                    raise ProfileError(f"{name}: threshold must be in [0, 1], got {row.threshold} at depth {row.depth}")
+        read: list[Checkpoint | DepthStats] = [*self.checkpoints, *self.depths]
+        for row in read:
+            if row.threshold is not None and not 0 <= row.threshold <= 1:
+                raise ProfileError(f"threshold must be in [0, 1], got {row.threshold} at depth {row.depth}")
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able, in the file's layout; `from_json` reads it back unchanged."""
@@ -96,6 +100,7 @@ class Profile:
             "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
             "no_checkpoint_reason": self.no_checkpoint_reason,
             "depths": [asdict(depth) for depth in self.depths],
+            "acceptance": [curve.to_json() for curve in self.acceptance],
             "cost": None if self.cost is None else self.cost.to_json(),
             "provenance": self.provenance,
         }
@@ -117,6 +122,7 @@ class Profile:
             checkpoints=tuple(_checkpoint(row) for row in document.objects("checkpoints", _names(Checkpoint))),
             no_checkpoint_reason=document.optional_text("no_checkpoint_reason"),
             depths=tuple(_depth_stats(row) for row in document.objects("depths", _names(DepthStats))),
+            acceptance=tuple(map(AcceptanceCurve.from_json, document.objects("acceptance", acceptance.KEYS))),
             cost=None if table is None else CostTable.from_json(table),
             provenance=document.free_object("provenance"),
         )
@@ -197,43 +203,3 @@ def _depth_stats(row: Fields) -> DepthStats:
         auc_high=row.optional_number("auc_high", 0.0, 1.0),
         threshold=row.optional_number("threshold", 0.0, 1.0),
     )
-
-
-# Starting values, chosen by thought and not by measurement; run calibrate to replace them. Thresholds are for depths
-# 1 to 8; deeper ones are never read.
-#
-# ngram: its smoothed probabilities give a single match of a short suffix 0.3 to 0.5 and a long repeated match about
-# 0.9, so the path probability of a right continuation falls slowly with depth and that of a chance match fast.
-NGRAM_TARGET_DEPTH = 3
-NGRAM_TYPICAL_DEPTH = 2.0
-NGRAM_THRESHOLDS = (0.40, 0.28, 0.20, 0.16, 0.13, 0.11, 0.09, 0.08)
-# eagle3: a trained head's probabilities are roughly what it is right by. About half of its first tokens are right, a
-# little less of each further one, so the best path's probability halves from depth to depth on ordinary text.
-EAGLE3_TARGET_DEPTH = 4
-EAGLE3_TYPICAL_DEPTH = 2.0
-EAGLE3_THRESHOLDS = (0.20, 0.12, 0.08, 0.05, 0.04, 0.03, 0.02, 0.015)
-
-
-def _starting_values(drafter: str, target_depth: int, typical_depth: float, thresholds: Sequence[float]) -> Profile:
-    """The gate reads depth 1 and the target depth."""
-    depths = tuple(
-        DepthStats(depth, 0, None, None, None, None, None, threshold)
-        for depth, threshold in enumerate(thresholds, start=1)
-    )
-    return Profile(
-        model=Identity("any", None),
-        drafter=Identity(drafter, None),
-        target_depth=target_depth,
-        typical_depth=typical_depth,
-        checkpoints=tuple(Checkpoint(depth, thresholds[depth - 1], None, None, None, 0) for depth in (1, target_depth)),
-        no_checkpoint_reason="built-in starting values, nothing was measured",
-        depths=depths,
-        cost=None,
-        provenance={"source": "built in"},
-    )
-
-
-BUILT_IN_PROFILES = {
-    "ngram": _starting_values("ngram", NGRAM_TARGET_DEPTH, NGRAM_TYPICAL_DEPTH, NGRAM_THRESHOLDS),
-    "eagle3": _starting_values("eagle3", EAGLE3_TARGET_DEPTH, EAGLE3_TYPICAL_DEPTH, EAGLE3_THRESHOLDS),
-}

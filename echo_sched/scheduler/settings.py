@@ -1,11 +1,16 @@
 """What a user may decide about scheduling. Knows no policy."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from echo_sched.errors import ConfigError
 from echo_sched.scheduler.gate import GateScope
 from echo_sched.scheduler.plan import WidenScope
+
+DEFAULT_SHAPES = "1=1.1.1.1.1/4=1.1.1/8=1.1/32="
+
+Shapes = tuple[tuple[int, tuple[int, ...]], ...]  # (smallest batch, children per node at each depth), batches ascending
 
 
 @dataclass(frozen=True)
@@ -15,8 +20,10 @@ class PolicySettings:
     Raises ConfigError, naming the setting, for a number out of range.
     """
 
-    policy: Literal["off", "static", "dynamic", "echo"] = "echo"
+    policy: Literal["off", "static", "table", "dynamic", "echo", "goodput"] = "echo"
     k_max: int = 32
+    k_max_rule: Literal["fixed", "auto"] = "fixed"
+    price: Literal["on", "off"] = "on"
     max_depth: int = 8
     branching: int = 4
     gate: Literal["sparse", "dense", "none", "random"] = "sparse"
@@ -25,9 +32,31 @@ class PolicySettings:
     transfer: Literal["on", "off"] = "on"
     widen: Literal["on", "off"] = "on"
     widen_scope: WidenScope = "all"
+    shapes: str = DEFAULT_SHAPES
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, minimum in (("k_max", 0), ("max_depth", 1), ("branching", 1), ("seed", 0)):
             if getattr(self, name) < minimum:
                 raise ConfigError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+        parse_shapes(self.shapes)
+
+
+def parse_shapes(text: str) -> Shapes:
+    """`1=3.2.1/8=1.1/33=` -> from 1 request on 3, 2 and 1 children per node, from 8 on two levels of one, from 33 none.
+
+    Raises ConfigError.
+    """
+    try:
+        shapes = tuple(
+            (int(batch), tuple(int(count) for count in children.split(".") if children))
+            for batch, children in (entry.split("=") for entry in text.split("/"))
+        )
+    except ValueError:
+        raise ConfigError(f"shapes must look like {DEFAULT_SHAPES}, got {text!r}") from None
+    batches = [batch for batch, _ in shapes]
+    if batches[0] != 1 or any(low >= high for low, high in pairwise(batches)):
+        raise ConfigError(f"shapes: batch sizes must ascend from 1, got {text!r}")
+    if any(count < 1 for _, children in shapes for count in children):
+        raise ConfigError(f"shapes: a node has at least one child or the level is left out, got {text!r}")
+    return shapes

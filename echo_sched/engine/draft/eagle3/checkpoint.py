@@ -13,7 +13,7 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from echo_sched.engine.draft.eagle3.head import Eagle3Config, Eagle3Head
@@ -70,7 +70,8 @@ def save_head(head: Eagle3Head, folder: str | Path, *, num_target_layers: int, d
         name: tensor.detach().to("cpu", tensor.dtype if name == "d2t" else dtype).contiguous()
         for name, tensor in head.state_dict().items()
     }
-    save_file({**tensors, "t2d": target_to_draft}, path / "model.safetensors.part", metadata={"format": "pt"})
+    # safetensors' own writer gives the file to its owner alone
+    (path / "model.safetensors.part").write_bytes(save({**tensors, "t2d": target_to_draft}, metadata={"format": "pt"}))
     os.replace(path / "model.safetensors.part", path / "model.safetensors")
     text = json.dumps(public_config(head.config, num_target_layers, dtype), indent=2) + "\n"
     (path / "config.json.part").write_text(text, encoding="utf-8")

@@ -127,7 +127,7 @@ class Eagle3Drafter:
     ) -> Offers:
         """Children by the head's own probabilities. One forward computes all frontier nodes but roots.
 
-        A request that has not caught up gets none.
+        A request that has not caught up gets none, nor does a node that found no place in the slot.
         """
         drafts = [self._drafts.get(request.request_id) for request in requests]
         nodes = [
@@ -135,9 +135,10 @@ class Eagle3Drafter:
             for index, node in zip(frontier.request.tolist(), frontier.node.tolist(), strict=True)
             if (draft := drafts[index]) is not None and ROOT in draft.output
         ]
+        self._compute(trees, [(index, node, draft) for index, node, draft in nodes if node not in draft.output])
+        nodes = [(index, node, draft) for index, node, draft in nodes if node in draft.output]
         if not nodes:
             return Offers.empty()
-        self._compute(trees, [(index, node, draft) for index, node, draft in nodes if node not in draft.output])
         rows = torch.tensor([draft.output[node] for _, node, draft in nodes], device=self._outputs.device)
         logps = torch.log_softmax(self.head.logits(self._outputs[rows]).float(), dim=-1)
         best = torch.topk(logps, min(max_children, logps.shape[-1]))
@@ -152,8 +153,6 @@ class Eagle3Drafter:
 
     def _compute(self, trees: Sequence[DraftTree], nodes: Sequence[tuple[int, int, _Draft]]) -> None:
         """Run the layer over nodes whose parents have been: hidden is the parent's output, the token the node's."""
-        if not nodes:
-            return
         by_request: dict[int, list[int]] = {}
         for index, node, _ in nodes:
             by_request.setdefault(index, []).append(node)
@@ -161,17 +160,22 @@ class Eagle3Drafter:
         segments, sources = [], []
         num_outputs = len(self._outputs)
         for index, members in by_request.items():
-            draft, tree = drafts[index], trees[index]
-            tail = list(draft.tail)
+            draft, tree, first = drafts[index], trees[index], self.kv.length(drafts[index].slot)
+            tail, tokens = list(draft.tail), []
             for node in members:
                 parent = tree.parents[node]
+                # Growing may be free (the policy `dynamic`), so that a tree has more rows than K_max left places for.
+                if parent not in draft.output or first + len(draft.tail) == self.kv.max_len:
+                    continue
                 sources.append(draft.output[parent])
                 draft.row[node] = len(draft.tail)
                 draft.tail.append(draft.row[parent])
                 draft.output[node] = num_outputs + len(sources) - 1
-            parents = draft.tail[len(tail) :]
-            tokens = [tree.tokens[node] for node in members]
-            segments.append(Segment(draft.slot, self.kv.length(draft.slot), tokens, parents, 0, tail=tail))
+                tokens.append(tree.tokens[node])
+            if tokens:
+                segments.append(Segment(draft.slot, first, tokens, draft.tail[len(tail) :], 0, tail=tail))
+        if not segments:
+            return
         hidden = self._outputs[torch.tensor(sources, device=self._outputs.device)]
         outputs, _ = self._forward(segments, hidden)
         self._outputs = torch.cat([self._outputs, outputs])

@@ -63,7 +63,8 @@ def read_head_config(folder: str | Path) -> dict[str, Any]:
     if kind != "eagle3" or not ("transformer_layer_config" in raw or "draft_vocab_size" in raw or "fc" in raw):
         names = raw.get("architectures") or [kind]
         raise ModelError(
-            f"{path}: {names[0]} is not an EAGLE-3 head (no draft_vocab_size, no transformer_layer_config)"
+            f"{path}: {names[0]} is not an EAGLE-3 head (no draft_vocab_size, no transformer_layer_config); a whole "
+            "model drafts with --drafter lm"
         )
     return raw
 

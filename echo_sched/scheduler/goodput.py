@@ -1,0 +1,34 @@
+"""The policy `goodput`: no gate; the best nodes of the whole batch, as many as raise the tokens expected per second.
+
+After SmartSpec's goodput (arXiv 2406.14066) and TETRIS's batch-level choice (arXiv 2502.15197), on trees. Knows loads,
+settings and the economy.
+"""
+
+from echo_sched.scheduler.economy import Economy
+from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.settings import PolicySettings
+
+
+class GoodputPolicy:
+    """Trees grow as long as another level can be hoped to pay, from nodes among the best K_max; then the best stay."""
+
+    name = "goodput"
+
+    def __init__(self, settings: PolicySettings, economy: Economy) -> None:
+        self._settings = settings
+        self._economy = economy
+
+    def plan(self, load: Load) -> Plan:
+        settings, k_max = self._settings, self._economy.k_max(load)
+        return Plan(
+            k_max=k_max,
+            max_depth=settings.max_depth,
+            target_depth=settings.max_depth,
+            widths=(settings.branching,) * settings.max_depth,
+            thresholds=(None,) * settings.max_depth,
+            rerank=True,
+            price=self._economy.price(load, k_max),
+        )
+
+    def observe(self, load: Load, report: AllocationReport) -> None:
+        self._economy.observe(load, report)

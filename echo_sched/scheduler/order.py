@@ -1,0 +1,40 @@
+"""The one order in which candidates are served, and counting along it.
+
+Best first, ties by depth, arrival (request index), token id and parent: node numbers follow from it and never from the
+order in which candidates arrive.
+"""
+
+import numpy as np
+
+from echo_sched.tree import BoolArray, IntArray, Offers
+
+
+def best_first(offers: Offers) -> Offers:
+    """By path logprob."""
+    assert not np.isnan(offers.path_logp).any()
+    return offers.take(np.lexsort((offers.parent, offers.token, offers.request, -offers.path_logp)))
+
+
+def rank_within(group: IntArray) -> IntArray:
+    """[n] how many earlier entries carry the same number."""
+    order = np.argsort(group, kind="stable")
+    ordered = group[order]
+    place = np.arange(len(group))
+    begins = np.ones(len(group), np.bool_)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    rank = np.empty(len(group), np.int64)
+    rank[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
+    return rank
+
+
+def even_shares(k_max: int, num_requests: int) -> IntArray:
+    """[B] K_max split evenly; the first requests in arrival order get one more where it does not divide."""
+    index = np.arange(num_requests)
+    return k_max // max(num_requests, 1) + (index < k_max % max(num_requests, 1))
+
+
+def mask(length: int, rows: IntArray) -> BoolArray:
+    """[length] True at `rows`."""
+    chosen = np.zeros(length, np.bool_)
+    chosen[rows] = True
+    return chosen

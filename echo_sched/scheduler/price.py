@@ -1,0 +1,53 @@
+"""What a step's time is worth: nodes and levels are bought only where they raise the tokens expected per second.
+
+    rate = (B + sum of the verified nodes' chances) / (forward over B + P + K tokens + drafting)
+
+Chances are calibrated acceptance, seconds come from the machine's cost curve. After SmartSpec's goodput (arXiv
+2406.14066) and Sequoia's measured verification time (arXiv 2402.12374). Knows no request, no gate and no drafter.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from echo_sched.scheduler.acceptance import Acceptance
+from echo_sched.tree import FloatArray
+
+
+class Price(NamedTuple):
+    """The economy of one step."""
+
+    base_tokens: float  # B: what the step emits without a draft
+    verify_seconds: FloatArray  # [K_max + 1] the forward with 0, 1, ... K_max nodes beside roots and prompt chunks
+    level_seconds: float  # drafting one level
+    acceptance: Acceptance
+    continuation: tuple[float, ...]  # [max_depth] share of a node's chance that its children at that depth keep
+
+    def best_count(self, gained: float, chances: FloatArray, num_nodes: int, num_levels: int) -> int:
+        """How many of further candidates, in their order, raise the rate most; the fewest of equals.
+
+        gained: chances of the `num_nodes` nodes that are verified anyway, summed. chances [C].
+        """
+        return int(np.argmax(self._rates(gained, chances, num_nodes, num_levels)))
+
+    def pays(self, gained: float, optional: FloatArray, frontier: FloatArray, num_nodes: int, num_levels: int) -> bool:
+        """Whether drafting the level below a frontier can be hoped to raise the rate.
+
+        optional [C]: chances of candidates that may yet be chosen or left; frontier [F]: of nodes whose children would
+        be drafted. What a node's children keep of its chance is counted as one candidate.
+        """
+        children = frontier * self.continuation[min(num_levels, len(self.continuation) - 1)]
+        now = self._rates(gained, _descending(optional), num_nodes, num_levels).max()
+        then = self._rates(gained, _descending(np.concatenate([optional, children])), num_nodes, num_levels + 1).max()
+        return bool(then > now)
+
+    def _rates(self, gained: float, chances: FloatArray, num_nodes: int, num_levels: int) -> FloatArray:
+        """[C + 1] tokens per second with the first 0, 1, ... of the candidates; those that do not fit are left out."""
+        verify = self.verify_seconds[num_nodes : num_nodes + len(chances) + 1]
+        tokens = self.base_tokens + gained + np.concatenate([[0.0], np.cumsum(chances)])[: len(verify)]
+        rates: FloatArray = tokens / (verify + num_levels * self.level_seconds)
+        return rates
+
+
+def _descending(values: FloatArray) -> FloatArray:
+    return np.sort(values)[::-1]

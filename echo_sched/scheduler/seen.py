@@ -1,0 +1,51 @@
+"""Candidates that a step has seen, granted or not, and the choice of the best among them.
+
+Knows candidates, their worth, shares and K_max; not how trees grew.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from echo_sched.scheduler.order import rank_within
+from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
+
+NOT_GRANTED = -2  # no node number; -1 is the root
+
+
+class Seen(NamedTuple):
+    """Arrays [C]; granted candidates have their node numbers."""
+
+    offers: Offers
+    node: IntArray  # NOT_GRANTED for those that were not
+    depth: IntArray
+    chance: FloatArray  # of being on the accepted path; never above the parent's
+    at_truncation: BoolArray  # the gate truncated the request, or stopped this branch of it, here
+
+    @staticmethod
+    def concat(parts: Sequence["Seen"]) -> "Seen":
+        none, no_numbers, no_flags = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_)
+        return Seen(
+            Offers.concat([part.offers for part in parts]),
+            np.concatenate([none, *(part.node for part in parts)]),
+            np.concatenate([none, *(part.depth for part in parts)]),
+            np.concatenate([no_numbers, *(part.chance for part in parts)]),
+            np.concatenate([no_flags, *(part.at_truncation for part in parts)]),
+        )
+
+    def take(self, rows: IntArray | BoolArray) -> "Seen":
+        offers, node, depth, chance, at_truncation = self
+        return Seen(offers.take(rows), node[rows], depth[rows], chance[rows], at_truncation[rows])
+
+    def best(self, room: IntArray, count: int) -> "Seen":
+        """The best candidates, at most `room` [B] of each request and `count` of all, best first.
+
+        By chance, then by path logprob, since chances may tie where path probabilities do not; of equals the shallower.
+        Neither ever rises from parent to child, so that nothing is chosen without its parent.
+        """
+        offers = self.offers
+        keys = (offers.parent, offers.token, offers.request, self.depth, -offers.path_logp, -self.chance)
+        order = np.lexsort(keys)
+        request = offers.request[order]
+        return self.take(order[rank_within(request) < room[request]][:count])

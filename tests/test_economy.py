@@ -1,0 +1,125 @@
+"""The economy: K_max from what drafts were worth and cost; steady, at most as set, 0 where drafts do not pay."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_STEPS, Economy
+from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.policy import PolicySettings, make_policy
+from echo_sched.scheduler.profile import Profile
+from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
+from tests.allocation_twin import Children, drive, scattered
+
+FREE = CostTable((1, 256), (0,), ((1.0,), (1.0,)), 0.0, {})  # the forward takes as long whatever is in it
+DEAR = CostTable(tuple(range(1, 200)), (0,), tuple((float(n),) for n in range(1, 200)), 0.1, {})  # in proportion
+STAIRS = CostTable((1, 8, 16, 256), (0, 1000), ((1.0, 1.0), (1.1, 1.2), (3.0, 3.0), (9.0, 9.0)), 0.02, {})
+
+
+def priced(cost: CostTable | None) -> Profile:
+    return replace(BUILT_IN_PROFILES["eagle3"], cost=cost)
+
+
+def sure(request: int, path: tuple[int, ...]) -> list[tuple[int, float]]:
+    return [(1, 0.9), (2, 0.05)]
+
+
+def run(cost: CostTable, num_requests: int, num_steps: int, children: Children = sure, **changes: Any) -> list[int]:
+    """K_max of each step of a policy that is driven with a drafter such as `children`."""
+    chosen = PolicySettings(**{"policy": "goodput", "k_max_rule": "auto", "k_max": 40, **changes})
+    policy = make_policy(chosen, priced(cost))
+    found = []
+    for step in range(num_steps):
+        load = Load(num_requests, step)
+        plan = policy.plan(load)
+        found.append(plan.k_max)
+        policy.observe(load, drive(plan, [20] * num_requests, children).report)
+    return found
+
+
+def test_where_verification_is_free_all_of_k_max_is_planned() -> None:
+    assert set(run(FREE, 4, 30)) == {40}
+
+
+def test_where_drafts_do_not_pay_k_max_is_zero_but_for_probes() -> None:
+    found = run(DEAR, 4, 3 * PROBE_STEPS)
+    assert found[0] == 40 and set(found[HOLD_STEPS:]) == {0, 40}
+    assert found[HOLD_STEPS:].count(40) == 2
+
+
+def test_k_max_ends_where_the_curve_steps_up() -> None:
+    """Two sure requests: 6 nodes and 2 roots are one tier, and the next tier takes three times as long."""
+    assert run(STAIRS, 2, 30)[-1] == 6
+
+
+def test_k_max_changes_at_most_once_per_hold_unless_the_batch_moves() -> None:
+    economy = Economy(PolicySettings(policy="goodput", k_max_rule="auto", k_max=40), priced(STAIRS))
+    policy = make_policy(PolicySettings(policy="goodput", k_max_rule="auto", k_max=40), priced(STAIRS))
+    report = drive(policy.plan(Load(2, 0)), [20] * 2, sure).report
+    changes = []
+    previous = economy.k_max(Load(2, 0))
+    for step in range(1, 400):
+        flickering = replace(report, chances=report.chances if step % 3 else np.zeros(0))
+        economy.observe(Load(2, step), flickering)
+        k_max = economy.k_max(Load(2, step + 1))
+        if k_max not in (previous, 40):  # 40: a probe
+            changes.append(step)
+            previous = k_max
+    assert all(later - earlier >= HOLD_STEPS for earlier, later in pairwise(changes))
+
+
+def test_a_batch_that_moves_by_a_quarter_is_answered_at_once() -> None:
+    economy = Economy(PolicySettings(policy="goodput", k_max_rule="auto", k_max=40), priced(STAIRS))
+    policy = make_policy(PolicySettings(policy="goodput", k_max=40), priced(STAIRS))
+    for step in range(20):
+        economy.k_max(Load(2, step))
+        economy.observe(Load(2, step), drive(policy.plan(Load(2, step)), [20] * 2, sure).report)
+    before = economy.k_max(Load(2, 20))
+    assert economy.k_max(Load(4, 21)) != before == 6
+
+
+def test_without_a_cost_curve_there_is_no_economy() -> None:
+    for changes in ({}, {"price": "off"}):
+        economy = Economy(PolicySettings(k_max_rule="auto", k_max=7, **changes), priced(None if not changes else FREE))  # type: ignore[arg-type]
+        assert economy.price(Load(3, 0), 7) is None
+    assert Economy(PolicySettings(k_max_rule="auto", k_max=7), priced(None)).k_max(Load(3, 0)) == 7
+
+
+def test_prompt_chunks_and_context_are_in_the_price() -> None:
+    economy = Economy(PolicySettings(), priced(STAIRS))
+    price = economy.price(Load(2, 0, num_prompt_tokens=4, context=500.0), 3)
+    assert price is not None
+    assert price.verify_seconds == pytest.approx([1.15, 1.15, 1.15, 3.0])
+    assert price.base_tokens == 2.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["static", "dynamic", "echo", "goodput"]),
+    st.integers(0, 50),
+    st.lists(st.integers(0, 12), min_size=1, max_size=40),
+    st.sampled_from([FREE, DEAR, STAIRS]),
+    st.integers(0, 1000),
+)
+def test_no_policy_under_any_load_exceeds_the_k_max_that_was_set(
+    name: str, k_max: int, batches: list[int], cost: CostTable, seed: int
+) -> None:
+    policy = make_policy(PolicySettings(policy=name, k_max_rule="auto", k_max=k_max), priced(cost))  # type: ignore[arg-type]
+    for step, num_requests in enumerate(batches):
+        load = Load(num_requests, step, num_prompt_tokens=step % 5, context=10.0 * step)
+        plan = policy.plan(load)
+        driven = drive(plan, [5] * num_requests, scattered(seed + step))
+        assert sum(driven.outcome.num_nodes) <= plan.k_max <= k_max
+        policy.observe(load, driven.report)
+
+
+def test_the_curve_of_a_table_is_its_own_reading() -> None:
+    for context in (0.0, 10.0, 999.0, 5000.0):
+        curve = STAIRS.curve(1, 600, context)
+        assert curve == pytest.approx([STAIRS.seconds_for(n, context) for n in range(1, 601)])
