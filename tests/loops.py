@@ -16,7 +16,7 @@ from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
 from echo_sched.engine.kernels import Numerics
 from echo_sched.engine.kv import KVCache, slot_len
-from echo_sched.engine.models import kv_shape, model_facts
+from echo_sched.engine.models import kv_shape, model_facts, use_own_attention
 from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.engine.reference import ReferenceResult, reference_decode
 from echo_sched.engine.sampling import sample
@@ -53,18 +53,34 @@ def tiny_target(
     tokenizer: object | None = None,
 ) -> Target:
     model = tiny_model(family, dtype).to(device)
+    return target_of(model, numerics=numerics, num_slots=num_slots, max_model_len=max_model_len, tokenizer=tokenizer)
+
+
+def target_of(
+    model: PreTrainedModel,
+    *,
+    numerics: Numerics = "fast",
+    num_slots: int = 4,
+    max_model_len: int = 200,
+    tokenizer: object | None = None,
+) -> Target:
+    """A target around a model that is its own from now on."""
     model.set_attn_implementation(ATTENTION_NAME)
-    shape = kv_shape(model.config)
-    facts = model_facts("", model, dtype, max_model_len)._replace(eos_ids=frozenset({EOS_ID}))
-    max_len = slot_len(max_model_len, TAIL_LEN)
-    kv = KVCache(shape, num_slots=num_slots, max_len=max_len, dtype=dtype, device=device)
+    facts = model_facts("", model, model.dtype, max_model_len)._replace(eos_ids=frozenset({EOS_ID}))
+    kv = KVCache(
+        kv_shape(model.config),
+        num_slots=num_slots,
+        max_len=slot_len(max_model_len, TAIL_LEN),
+        dtype=model.dtype,
+        device=model.device,
+    )
     return Target(model, facts, kv, numerics, tokenizer=tokenizer or TinyTokenizer())
 
 
 @contextmanager
 def plain_attention(target: Target) -> Iterator[PreTrainedModel]:
     """The target's model with transformers' own attention."""
-    target.model.set_attn_implementation("sdpa")
+    use_own_attention(target.model)
     try:
         yield target.model
     finally:

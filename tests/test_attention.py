@@ -1,6 +1,7 @@
 """Packed attention against attention written out densely, one row at a time."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,9 @@ def build(parts: Sequence[tuple[list[int], int]], slots: Sequence[int], seed: in
     return pack(segments), kv
 
 
-def dense(tree: SuperTree, kv: KVCache, query: Tensor, scale: float, window: int | None) -> Tensor:
+def dense(
+    tree: SuperTree, kv: KVCache, query: Tensor, scale: float, window: int | None, softcap: float | None = None
+) -> Tensor:
     """[N, HEADS, WIDTH], by the definition: softmax over the prefix, the ancestors and the row itself."""
     rows = []
     for row in range(tree.num_rows):
@@ -55,22 +58,36 @@ def dense(tree: SuperTree, kv: KVCache, query: Tensor, scale: float, window: int
         near = [p for p, q in zip(places, positions, strict=True) if not window or tree.position[row] - q < window]
         slot = int(tree.slot[segment])
         key, value = (t[0, :, near].repeat_interleave(HEADS // KV_HEADS, 0) for t in kv.view(0, slot, slot + 1, 128))
-        weights = torch.softmax((key @ query[:, row, :, None])[..., 0] * scale, -1)
+        scores = (key @ query[:, row, :, None])[..., 0] * scale
+        weights = torch.softmax(scores if softcap is None else softcap * torch.tanh(scores / softcap), -1)
         rows.append((weights[:, None] @ value)[:, 0])
     return torch.stack(rows)
 
 
 @settings(max_examples=60, deadline=None)
-@given(batches, st.permutations(range(NUM_SLOTS)), st.booleans(), st.sampled_from([None, 1, 5]), st.integers(0, 9))
+@given(
+    batches,
+    st.permutations(range(NUM_SLOTS)),
+    st.booleans(),
+    st.sampled_from([None, 1, 5]),
+    st.sampled_from([None, 0.5]),
+    st.integers(0, 9),
+)
 def test_packed_equals_dense(
-    parts: list[tuple[list[int], int]], slots: list[int], exact: bool, window: int | None, seed: int
+    parts: list[tuple[list[int], int]],
+    slots: list[int],
+    exact: bool,
+    window: int | None,
+    softcap: float | None,
+    seed: int,
 ) -> None:
     tree, kv = build(parts, slots, seed)
     query = torch.randn(1, HEADS, tree.num_rows, WIDTH, dtype=torch.float64)
     key, value = torch.randn(2, 1, KV_HEADS, tree.num_rows, WIDTH, dtype=torch.float64)
     plan = AttentionPlan(tree, kv, exact=exact, device=CPU)
-    out, _ = packed_attention(Layer(), query, key, value, None, scaling=0.3, sliding_window=window, echo_plan=plan)
-    torch.testing.assert_close(out[0], dense(tree, kv, query[0], 0.3, window), rtol=1e-9, atol=1e-9)
+    form: dict[str, Any] = {"scaling": 0.3, "sliding_window": window, "softcap": softcap}
+    out, _ = packed_attention(Layer(), query, key, value, None, echo_plan=plan, **form)
+    torch.testing.assert_close(out[0], dense(tree, kv, query[0], 0.3, window, softcap), rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -110,6 +127,35 @@ def dense_after(tree: SuperTree, kv: KVCache, query: Tensor, key: Tensor, value:
     return expected
 
 
+@pytest.mark.parametrize(("folds", "kv_heads", "width"), [(1, 12, 4), (3, 2, 8), (1, 3, 16), (3, 1, 64)])
+def test_exact_attention_is_bitwise_the_same_row_by_row(folds: int, kv_heads: int, width: int) -> None:
+    """In float64, where nothing is rounded away: chains behind contexts of many lengths, together and one row each."""
+    torch.manual_seed(0)
+    lengths, counts = (0, 3, 60, 100, 190, 300), (1, 5, 9, 17, 40, 3)
+    kv = KVCache(KVShape(1, kv_heads, width), num_slots=NUM_SLOTS, max_len=384, dtype=torch.float64, device=CPU)
+    for layer in kv.view(0, 0, NUM_SLOTS, 384):
+        layer.normal_()
+    rows = sum(counts)
+    query = torch.randn(1, kv_heads * folds, rows, width, dtype=torch.float64)
+    key, value = torch.randn(2, 1, kv_heads, rows, width, dtype=torch.float64)
+
+    def attend(segments: list[Segment], low: int, high: int) -> Tensor:
+        plan = AttentionPlan(pack(segments), kv, exact=True, device=CPU)
+        part = (t[:, :, low:high] for t in (query, key, value))
+        return packed_attention(Layer(), *part, None, softcap=20.0, echo_plan=plan)[0][0]
+
+    chains = [(n, range(-1, n - 1)) for n in counts]
+    segments = [Segment(slot, lengths[slot], [0] * n, chain, 1) for slot, (n, chain) in enumerate(chains)]
+    together = attend(segments, 0, rows)
+    row = 0
+    for slot, count in enumerate(counts):
+        for index in range(count):
+            assert torch.equal(
+                attend([Segment(slot, lengths[slot] + index, [0], [-1], 1)], row, row + 1)[0], together[row]
+            )
+            row += 1
+
+
 @given(batches, st.permutations(range(NUM_SLOTS)))
 def test_groups_hold_every_segment_once_in_disjoint_slot_ranges(
     parts: list[tuple[list[int], int]], slots: list[int]
@@ -127,7 +173,7 @@ def test_a_long_prompt_chunk_has_a_group_of_its_own() -> None:
     assert [5] in group_segments(pack([*segments, chunk]))
 
 
-@pytest.mark.parametrize("extra", [{"softcap": 30.0}, {"s_aux": torch.zeros(1)}, {"dropout": 0.1}])
+@pytest.mark.parametrize("extra", [{"position_bias": torch.zeros(1)}, {"s_aux": torch.zeros(1)}, {"dropout": 0.1}])
 def test_arguments_that_change_the_maths_are_refused(extra: dict[str, object]) -> None:
     tree, kv = build([([-1], 3)], [0], 0)
     rows = torch.zeros(1, KV_HEADS, 1, WIDTH, dtype=torch.float64)

@@ -140,7 +140,8 @@ def test_every_family_tells_its_hidden_states(family: str) -> None:
     with torch.no_grad(), plain_attention(target) as model:
         hidden = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False).hidden_states
     assert features is not None and torch.equal(logits, plain_logits)
-    torch.testing.assert_close(features, torch.cat([hidden[i][0] for i in (num_layers, 0, 1)], dim=-1))
+    expected = torch.cat([hidden[i][0] for i in (num_layers, 0, 1)], dim=-1)
+    torch.testing.assert_close(features, expected, rtol=1e-5, atol=1e-5)  # norms and eager softmax are float32
 
 
 def test_after_a_break_it_drafts_as_if_there_had_been_none(tmp_path: Path) -> None:

@@ -1,19 +1,59 @@
 """What is served and what is refused, and why: the load rule, the probe, the kernels."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, BloomConfig, LlamaConfig, PretrainedConfig, T5Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BertConfig,
+    BloomConfig,
+    DeepseekV3Config,
+    Gemma3Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    JambaConfig,
+    LlamaConfig,
+    MambaConfig,
+    PretrainedConfig,
+    T5Config,
+    ViTConfig,
+)
 
-from echo_sched.engine import models
-from echo_sched.engine.kernels import PackedLinear, PaddedLinear, UnsplitActivation, exp_unsplit
+from echo_sched.engine import kernels, models
+from echo_sched.engine.kernels import (
+    InvariantFunctions,
+    PackedLinear,
+    PaddedLinear,
+    UnsplitActivation,
+    UnsplitRotary,
+    padded_linear,
+    unsplit,
+)
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.errors import ConfigError, ModelError
-from tests.loops import CPU, probe_tiny, tiny_target
-from tests.tiny_models import FAMILIES, tiny_model
+from tests.loops import CPU, probe_tiny, target_of, tiny_target
+from tests.tiny_models import FAMILIES, GROUPED, MAX_POSITIONS, SEPARATE, VOCAB_SIZE, tiny_model
+
+LATENT = SEPARATE | {
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 
 
 @pytest.mark.parametrize("numerics", ["fast", "exact"])
@@ -41,16 +81,27 @@ def test_the_probe_finds_kernels_that_depend_on_the_batch(monkeypatch: pytest.Mo
         probe_tiny("llama", dtype=torch.float64, numerics="exact")
 
 
-def test_packed_products_do_not_depend_on_the_number_of_rows() -> None:
+def test_the_probe_finds_experts_that_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted, where no linear layer comes by: routers and experts multiply with weights of their own."""
+    right = kernels.padded_linear
+    monkeypatch.setattr(
+        kernels, "padded_linear", lambda rows, weight: right(rows, weight) * (1 + 1e-6 * rows.shape[-2])
+    )
+    probe_tiny("llama", dtype=torch.float32, numerics="exact")
+    with pytest.raises(ModelError, match=r"exact numerics cannot be promised for qwen3_moe in torch\.float32"):
+        probe_tiny("qwen3_moe", dtype=torch.float32, numerics="exact")
+
+
+def test_products_do_not_depend_on_the_number_of_rows() -> None:
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
         weight, rows = torch.nn.Parameter(torch.randn(96, 48, dtype=dtype)), torch.randn(64, 48, dtype=dtype)
-        layer = PackedLinear(weight, None, "exact")
-        whole = layer(rows)
-        for count in (1, 2, 3, 5, 7, 11, 16, 33):
-            assert torch.equal(layer(rows[:count]), whole[:count])
-            assert torch.equal(layer(rows[-count:]), whole[-count:])
-        torch.testing.assert_close(whole, torch.nn.functional.linear(rows, weight), rtol=2e-2, atol=2e-1)
+        for layer in (PackedLinear(weight, None, "exact"), partial(padded_linear, weight=weight)):
+            whole = layer(rows)
+            for count in (1, 2, 3, 5, 7, 11, 16, 33):
+                assert torch.equal(layer(rows[:count]), whole[:count])
+                assert torch.equal(layer(rows[-count:]), whole[-count:])
+            torch.testing.assert_close(whole, torch.nn.functional.linear(rows, weight), rtol=2e-2, atol=2e-1)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +111,35 @@ def test_packed_products_do_not_depend_on_the_number_of_rows() -> None:
         (AutoConfig.for_model("llava"), "multimodal"),
         (LlamaConfig(layer_types=["chunked_attention"] * 32), "chunked_attention"),
         (LlamaConfig(num_kv_shared_layers=2), "shares KV"),
-        (BloomConfig(), "no usable max_position_embeddings"),
+        (Gemma3TextConfig(use_bidirectional_attention=True), "both directions"),
+        (MambaConfig(), "mamba is recurrent"),
+        (JambaConfig(), "jamba is recurrent"),
+        (BloomConfig(), "bloom does not route its attention"),  # ALiBi
+        (Gemma3Config(), "gemma3 is multimodal"),
+        (ViTConfig(), "no causal language model for vit"),
+        (GPT2Config(n_positions=0), "no usable max_position_embeddings"),
         (LlamaConfig(vocab_size=0), "no usable vocab_size"),
     ],
 )
 def test_configs_that_cannot_be_served_are_refused_with_the_reason(config: PretrainedConfig, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         models.check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (BertConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4), "bert .* logits differ"),
+        (GptOssConfig(**GROUPED, num_local_experts=4), "gpt_oss .* uses s_aux"),  # attention sinks
+        (DeepseekV3Config(**LATENT), "deepseek_v3 .* keys .* and values"),  # latent attention: K and V differ in width
+    ],
+)
+def test_models_whose_configs_look_harmless_are_refused_by_the_probe(config: PretrainedConfig, reason: str) -> None:
+    models.check_config(config)
+    config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id = VOCAB_SIZE, None, None, None
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with pytest.raises(ModelError, match=reason):
+        probe(target_of(model), plain_logits(model))
 
 
 def test_lengths_that_the_model_cannot_serve_are_refused() -> None:
@@ -80,6 +153,18 @@ def test_lengths_that_the_model_cannot_serve_are_refused() -> None:
     assert models.choose_max_len(scaled, None) == 64
     with pytest.raises(ConfigError, match="the 64 positions that llama's dynamic rotary scaling leaves alone"):
         models.choose_max_len(scaled, 128)
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma3"])
+def test_rotary_scalings_that_depend_on_the_longest_neighbour_bound_the_length(family: str) -> None:
+    """Set once for all layers, or per layer type; the tests of families run below the bound, where they are served."""
+    config = tiny_model(family).config
+    if family == "gemma3":
+        dynamic = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": MAX_POSITIONS // 2}
+        config.rope_parameters["full_attention"] |= dynamic
+    assert models.choose_max_len(config, None) == MAX_POSITIONS // 2
+    with pytest.raises(ConfigError, match=r"(dynamic|longrope) rotary scaling leaves alone"):
+        models.choose_max_len(config, MAX_POSITIONS // 2 + 1)
 
 
 def damaged(folder: Path, kind: str) -> str:
@@ -144,17 +229,32 @@ def test_a_window_that_the_config_does_not_tell_is_refused() -> None:
         probe(target, plain_logits(model))
 
 
-def test_activations_round_alike_however_many_rows_and_threads() -> None:
+def half_turns(hidden: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rotary table of odd width."""
+    angles = position_ids[..., None] * torch.tensor([1.0, 0.3, 0.1])
+    return angles.cos(), angles.sin()
+
+
+def test_elementwise_functions_round_alike_however_many_rows_and_threads() -> None:
     torch.manual_seed(0)
-    rows, activation = torch.randn(150, 1536), UnsplitActivation(torch.nn.SiLU())
+    rows, activation, table = torch.randn(150, 1536), UnsplitActivation(torch.nn.SiLU()), UnsplitRotary(half_turns)  # type: ignore[arg-type]
+    odd, places = torch.randn(150, 1037), torch.arange(150)[None]
     threads = torch.get_num_threads()
+
+    def everything(low: int, high: int) -> list[torch.Tensor]:
+        with InvariantFunctions():
+            capped = torch.tanh(odd[low:high])
+        exps = (unsplit(torch.exp, values[low:high].double()) for values in (rows, odd))
+        return [activation(rows[low:high]), capped, *exps, *(part[0] for part in table(rows, places[:, low:high]))]
+
     try:
         torch.set_num_threads(5)
-        whole = activation(rows)
+        whole = everything(0, 150)
         for cut in (7, 40, 99, 106):
-            assert torch.equal(torch.cat([activation(rows[:cut]), activation(rows[cut:])]), whole)
-            parts = rows.double()
-            assert torch.equal(torch.cat([exp_unsplit(parts[:cut]), exp_unsplit(parts[cut:])]), exp_unsplit(parts))
+            for first, second, both in zip(everything(0, cut), everything(cut, 150), whole, strict=True):
+                assert torch.equal(torch.cat([first, second]), both)
     finally:
         torch.set_num_threads(threads)
-    torch.testing.assert_close(whole, torch.nn.functional.silu(rows))
+    plain = [torch.nn.functional.silu(rows), odd.tanh(), rows.double().exp(), odd.double().exp()]
+    for ours, expected in zip(whole, [*plain, *(part[0] for part in half_turns(rows, places))], strict=True):
+        torch.testing.assert_close(ours, expected)

@@ -232,7 +232,7 @@ def test_batches_hold_everything_once_within_their_size() -> None:
 # ---- the target as a teacher ----
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gemma2"])
 def test_features_and_distributions_are_the_models_own(family: str) -> None:
     model = tiny_model(family, torch.float32)
     target_ids = torch.tensor([0, 3, 50, 51, 159])

@@ -104,7 +104,7 @@ def load_target(
     longest = models.choose_max_len(config, max_len)
     torch_dtype = models.choose_dtype(dtype, config)
     model = models.load_weights(path, torch_dtype, device)
-    model.set_attn_implementation("sdpa")
+    models.use_own_attention(model)
     facts = models.model_facts(path, model, torch_dtype, longest)
     install_kernels(model, "fast", allow_packing=packed_bytes(model) < PACKED_SHARE * free_bytes(device))
     return model, facts

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from echo_sched.engine.kernels import exp_unsplit
+from echo_sched.engine.kernels import EXACT_ROW_MULTIPLE
 from echo_sched.engine.kv import KEY_BLOCK, KVCache
+from echo_sched.engine.rectangle import Form, attend, attend_exactly, whole
 from echo_sched.errors import ModelError
 from echo_sched.tree import BoolArray, SuperTree, ancestor_mask, depths_of
 
@@ -27,8 +27,6 @@ ATTENTION_NAME = "echo_sched_packed"
 
 # A rectangle of slots x (rows + 1) x keys smaller than this costs less than the fixed price of one more group.
 GROUP_OVERHEAD = 4096
-# In exact mode the kernels must not depend on the batch: at least this many rows, and keys in whole blocks.
-EXACT_MIN_ROWS = 8
 
 # Keyword arguments that models pass along and that do not change what attention computes.
 _HARMLESS = frozenset(
@@ -57,8 +55,9 @@ class Group:
         counts = tree.start[1:][segments] - tree.start[:-1][segments]
         num_keys = int((tree.first_index[segments] + counts).max())
         self.low, self.high = int(slots.min()), int(slots.max()) + 1
-        self.num_rows = int(max(counts.max(), EXACT_MIN_ROWS if exact else 1))
-        self.num_keys = -(-num_keys // KEY_BLOCK) * KEY_BLOCK if exact else num_keys
+        # In exact numerics products must not depend on the batch: rows and keys in whole blocks.
+        self.num_rows = whole(int(counts.max()), EXACT_ROW_MULTIPLE if exact else 1)
+        self.num_keys = whole(num_keys, KEY_BLOCK if exact else 1)
         self._device = device
         self._masks: dict[int | None, Tensor] = {}
 
@@ -182,12 +181,14 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     echo_plan: AttentionPlan | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature. query [1, H, N, d], key and value [1, Hkv, N, d] -> ([1, N, H, d], None).
 
-    Raises ModelError for any argument that would change the maths and is not handled here (soft caps, sinks, ...).
+    `softcap` bends scores to stay between -softcap and softcap, before the mask. Raises ModelError for any argument
+    that would change the maths and is not handled here (sinks, ...).
     """
     refused = sorted(name for name, v in others.items() if v is not None and name not in _HARMLESS)
     if refused or attention_mask is not None or dropout:
@@ -199,13 +200,13 @@ def packed_attention(
     plan, layer = echo_plan, int(module.layer_idx)  # type: ignore[arg-type]
     plan.check(layer, key, value, sliding_window)
     plan.kv.append(layer, plan.slot, plan.index, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    outputs = [_attend(plan, group, layer, query[0], scale, sliding_window) for group in plan.groups]
+    form = Form(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap)
+    outputs = [_attend(plan, group, layer, query[0], form, sliding_window) for group in plan.groups]
     stacked = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return stacked[plan.scatter][None], None
 
 
-def _attend(plan: AttentionPlan, group: Group, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+def _attend(plan: AttentionPlan, group: Group, layer: int, query: Tensor, form: Form, window: int | None) -> Tensor:
     """One group's attention. query [H, N, d] -> [slots * rows, H, d]."""
     key, value = plan.kv.view(layer, group.low, group.high, group.num_keys)
     heads, _, width = query.shape
@@ -215,25 +216,10 @@ def _attend(plan: AttentionPlan, group: Group, layer: int, query: Tensor, scale:
     # [H, slots, rows, d] -> [slots, kv_heads, folds * rows, d]
     folded = query[:, group.gather].view(kv_heads, folds, slots, rows, width).permute(2, 0, 1, 3, 4)
     folded = folded.reshape(slots, kv_heads, folds * rows, width)
-    if plan.exact:
-        out = _attend_float64(folded, key, value, group.mask(window, folds, torch.float64), scale)
-    else:
-        mask = group.mask(window, folds, query.dtype)
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    mask = group.mask(window, folds, torch.float64 if plan.exact else query.dtype)
+    out = attend_exactly(folded, key, value, mask, form) if plan.exact else attend(folded, key, value, mask, form)
     out = out.view(slots, kv_heads, folds, rows, width).permute(0, 3, 1, 2, 4)
     return out.reshape(slots * rows, heads, width)
-
-
-def _attend_float64(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention whose rounding does not depend on the shape of the batch.
-
-    Every sum runs over keys in storage order inside a float64 matrix product, the softmax's denominator included (a
-    column of ones beside V), so masked keys add exact zeros wherever they stand.
-    """
-    scores = torch.matmul(query.double(), key.double().transpose(2, 3)) * scale + mask
-    weights = exp_unsplit(scores - scores.amax(-1, keepdim=True))
-    summed = torch.matmul(weights, pad(value.double(), (0, 1), value=1.0))
-    return (summed[..., :-1] / summed[..., -1:]).to(query.dtype)
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)

@@ -5,6 +5,7 @@ Knows nothing of requests, drafts or policies: it is handed packed rows and retu
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from echo_sched.engine.attention import AttentionPlan
-from echo_sched.engine.kernels import Numerics, install_kernels, packed_bytes
+from echo_sched.engine.kernels import Numerics, install_kernels, invariant_functions, packed_bytes
 from echo_sched.engine.kv import GIB, KVCache
 from echo_sched.engine.memory import free_bytes
 from echo_sched.engine.models import ModelFacts
@@ -45,6 +46,7 @@ class Target:
         extra = packed_bytes(model)
         fits = self.device.type != "cpu" or extra < PACKED_SHARE * free_bytes(self.device)
         self.kernels = install_kernels(model, numerics, allow_packing=fits)
+        self._functions = invariant_functions(model) if numerics == "exact" else nullcontext()
         if not fits:
             logger.warning("no room for %.1f GiB of packed weights: linear layers run on torch's own", extra / GIB)
 
@@ -69,14 +71,15 @@ class Target:
         plan = AttentionPlan(
             tree, self.kv, exact=self.numerics == "exact", device=self.device, windows=self.facts.windows
         )
-        output = self.model(
-            input_ids=torch.from_numpy(tree.token)[None].to(self.device),
-            position_ids=torch.from_numpy(tree.position)[None].to(self.device),
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(wanted).to(self.device),
-            output_hidden_states=list(layers) or None,
-            echo_plan=plan,
-        )
+        with self._functions:
+            output = self.model(
+                input_ids=torch.from_numpy(tree.token)[None].to(self.device),
+                position_ids=torch.from_numpy(tree.position)[None].to(self.device),
+                use_cache=False,
+                logits_to_keep=torch.from_numpy(wanted).to(self.device),
+                output_hidden_states=list(layers) or None,
+                echo_plan=plan,
+            )
         logits: Tensor = output.logits[0]
         features = torch.cat([output.hidden_states[layer][0] for layer in layers], dim=-1) if layers else None
         return logits[: len(tree.logit_row)], features

@@ -15,11 +15,14 @@ Exactness is not assumed from this: probe.py checks it at load. Knows nothing of
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
@@ -33,6 +36,7 @@ EXACT_ROW_MULTIPLE = 8
 # torch gives an elementwise function on the CPU to one thread as long as it has no more elements than this.
 UNSPLIT_ELEMENTS = 32768
 UNSPLIT_POSITIONS = 64  # of a rotary table: its rows are at most a few hundred wide
+UNSPLIT_WIDTH = 64  # a multiple of every vector's length
 
 
 class PackedLinear(nn.Module):
@@ -73,43 +77,66 @@ class PaddedLinear(nn.Module):
         self.bias = bias
 
     def forward(self, rows: Tensor) -> Tensor:
-        flat = rows.reshape(-1, rows.shape[-1])
-        missing = -flat.shape[0] % EXACT_ROW_MULTIPLE
-        product = linear(pad(flat, (0, 0, 0, missing)), self.weight, self.bias)
-        return product[: flat.shape[0]].view(*rows.shape[:-1], -1)
+        return padded_linear(rows, self.weight, self.bias)
+
+
+def padded_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    flat = rows.reshape(-1, rows.shape[-1])
+    product = linear(pad(flat, (0, 0, 0, -flat.shape[0] % EXACT_ROW_MULTIPLE)), weight, bias)
+    return product[: flat.shape[0]].view(*rows.shape[:-1], -1)
 
 
 class UnsplitActivation(nn.Module):
-    """An activation function, a few rows at a time, so that no thread boundary falls into a row."""
+    """An activation function that rounds a row the same whatever the number of rows and of torch's threads."""
 
     def __init__(self, function: nn.Module) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, rows: Tensor) -> Tensor:
-        flat = rows.reshape(-1, rows.shape[-1])
-        parts = flat.split(max(1, UNSPLIT_ELEMENTS // flat.shape[1]))
-        return torch.cat([self.function(part) for part in parts]).view(rows.shape)
+        return unsplit(self.function, rows)
 
 
 class UnsplitRotary(nn.Module):
-    """A rotary embedding (hidden, position_ids, ...) -> (cos, sin), a few positions at a time."""
+    """A rotary embedding (hidden, position_ids, ...) -> (cos, sin), in parts of as many positions each."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
         self.embedding = embedding
 
     def forward(self, hidden: Tensor, position_ids: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, ...]:
-        parts = [self.embedding(hidden, part, *rest, **named) for part in position_ids.split(UNSPLIT_POSITIONS, dim=1)]
-        return tuple(torch.cat(table, dim=1) for table in zip(*parts, strict=True))
+        count = position_ids.shape[1]
+        whole = pad(position_ids, (0, -count % UNSPLIT_POSITIONS))
+        parts = [self.embedding(hidden, part, *rest, **named) for part in whole.split(UNSPLIT_POSITIONS, dim=1)]
+        return tuple(torch.cat(table, dim=1)[:, :count] for table in zip(*parts, strict=True))
 
 
-def exp_unsplit(values: Tensor) -> Tensor:
-    """`exp` that rounds each value the same whatever the number of values and of torch's threads."""
-    if values.device.type != "cpu" or torch.get_num_threads() <= 2:  # two halves of whole blocks end on no odd place
-        return torch.exp(values)
-    flat = values.contiguous().view(-1)
-    return torch.cat([torch.exp(part) for part in flat.split(UNSPLIT_ELEMENTS)]).view(values.shape)
+def unsplit(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """An elementwise function [..., width], a few rows at a time and filled to whole vectors: so no row is cut by a
+    thread's boundary, and none ends where code for left-over elements would round it differently.
+    """
+    width = rows.shape[-1]
+    missing = -width % UNSPLIT_WIDTH
+    if rows.device.type != "cpu" or (not missing and torch.get_num_threads() <= 2):  # halves of whole vectors are whole
+        return function(rows)
+    flat = pad(rows.reshape(-1, width), (0, missing))
+    parts = flat.split(max(1, UNSPLIT_ELEMENTS // flat.shape[1]))
+    return torch.cat([function(part) for part in parts])[:, :width].view(rows.shape)
+
+
+class InvariantFunctions(TorchFunctionMode):
+    """While active, what a model computes outside its modules does not depend on the number of rows either: products
+    with weights that belong to no linear layer (routers and experts), and the tanh that caps logits.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is linear:
+            return padded_linear(*args, **(kwargs or {}))
+        if func is torch.tanh:
+            return unsplit(torch.tanh, *args)
+        return func(*args, **(kwargs or {}))
 
 
 def computes_bfloat16(device: torch.device) -> bool:
@@ -149,6 +176,20 @@ def install_kernels(model: nn.Module, numerics: Numerics, *, allow_packing: bool
     if numerics == "exact":
         _unsplit(model)
     return chosen
+
+
+def invariant_functions(model: PreTrainedModel) -> AbstractContextManager[object]:
+    """What must be active around a forward with exact kernels; it costs a little, so only where it is needed."""
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # one F.linear per expert; the others choose kernels by the rows
+    loose = any(
+        weight.dim() > 1
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding | PackedLinear | PaddedLinear)
+        for weight in module.parameters(recurse=False)
+    )
+    capped = getattr(model.config, "final_logit_softcapping", None) is not None
+    return InvariantFunctions() if loose or capped else nullcontext()
 
 
 def _unsplit(model: nn.Module) -> None:

@@ -11,7 +11,15 @@ import logging
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from echo_sched.engine.attention import ATTENTION_NAME
@@ -42,21 +50,36 @@ class ModelFacts(NamedTuple):
 
 
 def read_config(path: str) -> PretrainedConfig:
-    """The checkpoint's config. Raises ModelError with one line if there is none, or none that makes sense."""
+    """The checkpoint's config. Raises ModelError with one line if there is none, or none that makes sense.
+
+    Code that a checkpoint brings along is never run: a family that transformers knows runs on transformers' own code.
+    """
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(path)
+        name, brings_code = _description(path)
+        if brings_code and name not in CONFIG_MAPPING:
+            raise ModelError(f"{name} needs the Python code in its folder (auto_map), and such code is never run here")
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # validators of config classes raise whatever they like
         raise ModelError(f"cannot read a model config at {path!r}: {_first_line(error)}") from error
+    if brings_code:
+        logger.warning("the Python code that comes with this model is not run; transformers' own %s is", name)
     return config
 
 
+def _description(path: str) -> tuple[str, bool]:
+    """The family's name, and whether the checkpoint brings Python code for it."""
+    described, _ = PretrainedConfig.get_config_dict(path)
+    return str(described.get("model_type")), "auto_map" in described
+
+
 def check_config(config: PretrainedConfig) -> None:
-    """The load rule, as far as a config tells. Raises ModelError with the reason."""
+    """The load rule, as far as a config and its family's class tell. Raises ModelError with the reason."""
     name = config.model_type
     if config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model; only causal language models are served")
     if hasattr(config, "text_config") or hasattr(config, "vision_config"):
         raise ModelError(f"{name} is multimodal; only text-only causal language models are served")
+    _check_class(name, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
     layer_types = set(getattr(config, "layer_types", None) or ())
     if not layer_types <= _LAYER_TYPES:
         raise ModelError(f"{name} has layers of type {', '.join(sorted(layer_types - _LAYER_TYPES))}")
@@ -67,6 +90,15 @@ def check_config(config: PretrainedConfig) -> None:
     missing = [key for key in _NEEDED if not isinstance(getattr(config, key, None), int) or getattr(config, key) < 1]
     if missing:
         raise ModelError(f"{name} cannot be served: its config has no usable {', '.join(missing)}")
+
+
+def _check_class(name: str, family: Any) -> None:
+    if family is None:
+        raise ModelError(f"transformers has no causal language model for {name}")
+    if getattr(family, "_is_stateful", False):
+        raise ModelError(f"{name} is recurrent; its state cannot be rewound after a rejected draft")
+    if not getattr(family, "_supports_attention_backend", False):
+        raise ModelError(f"{name} does not route its attention through transformers' interface")
 
 
 def choose_max_len(config: PretrainedConfig, asked: int | None) -> int:
@@ -124,7 +156,12 @@ def load_weights(path: str, dtype: torch.dtype, device: torch.device) -> PreTrai
     """The model in evaluation mode, its attention routed through the packed engine. Raises ModelError."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
+            path,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            experts_implementation="eager" if dtype == torch.float64 else None,  # torch groups no float64 products
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except Exception as error:  # damaged weight files raise errors of their readers' own
         raise ModelError(f"cannot load the model at {path!r}: {_first_line(error)}") from error
@@ -133,18 +170,22 @@ def load_weights(path: str, dtype: torch.dtype, device: torch.device) -> PreTrai
     random = [str(key) for kind in ("missing_keys", "mismatched_keys") for key in sorted(loading[kind])]
     if random:
         raise ModelError(f"the model at {path!r} lacks {len(random)} weights, which would be random: {random[0]}, ...")
-    if not getattr(model, "_supports_attention_backend", False):
-        raise ModelError(f"{model.config.model_type} does not route its attention through transformers' interface")
-    if getattr(model, "_is_stateful", False):
-        raise ModelError(f"{model.config.model_type} is recurrent; its state cannot be rewound after a rejected draft")
     torch.nn.Module.to(model, device)  # PreTrainedModel.to hides its signature from type checkers
     model.eval().requires_grad_(False)
     return model
 
 
+def use_own_attention(model: PreTrainedModel) -> None:
+    """Let the model attend as it would outside this engine; SDPA where the family has it.
+
+    Eager attention rounds its softmax to float32, which float64 could not be held to.
+    """
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+
+
 def load_tokenizer(path: str) -> Tokenizer:
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # the same
         raise ModelError(f"cannot load a tokenizer at {path!r}: {_first_line(error)}") from error
     return tokenizer

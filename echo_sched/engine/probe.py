@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from echo_sched.engine.attention import ATTENTION_NAME
 from echo_sched.engine.forward import Target
+from echo_sched.engine.models import use_own_attention
 from echo_sched.errors import ModelError
 from echo_sched.tree import Segment, ancestor_mask, pack
 
@@ -40,11 +41,8 @@ class _Case(NamedTuple):
 
 
 def plain_logits(model: PreTrainedModel) -> list[Tensor]:
-    """What the probe expects: logits [len(path), vocab] of every path, by the model's own attention and kernels.
-
-    SDPA where the model has it: eager attention rounds its softmax to float32, which float64 could not be held to.
-    """
-    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    """What the probe expects: logits [len(path), vocab] of every path, by the model's own attention and kernels."""
+    use_own_attention(model)
     expected = []
     with torch.inference_mode():
         for case in _cases(model.get_output_embeddings().weight.shape[0]):
@@ -61,6 +59,8 @@ def probe(target: Target, expected: Sequence[Tensor]) -> None:
     try:
         packed = _packed_paths(target)
         exact = target.numerics != "exact" or _is_exact(target, packed)
+    except ModelError as error:
+        raise ModelError(f"{name} cannot be served: {error}") from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:  # whatever a model does with packed rows
         raise ModelError(f"{name} cannot be served: it fails on packed rows ({str(error).splitlines()[0]})") from error
     for ours, plain in zip(packed, expected, strict=True):
