@@ -16,6 +16,7 @@ from echo_sched.types import FinishReason, Request, StepRecord, TokenEvent
 from server.app import create_app
 from server.bridge import EngineBridge
 from server.settings import ServerSettings
+from tests.records import step_record
 
 VOCAB_SIZE = 128
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -61,22 +62,19 @@ class FakeLoop:
         events = [self._advance(request) for request in running]
         self.num_steps += 1
         nodes = len(running)
-        self.last_record = StepRecord(
-            self.num_steps,
-            nodes,
-            0,
-            8,
-            4 * nodes,
-            2,
-            0,
-            2 * nodes,
-            nodes,
-            2 * nodes,
-            {1: 1},
-            {5: 1},
-            1,
-            0,
-            {"draft": 0.001, "verify": 0.02},
+        self.last_record = step_record(
+            step=self.num_steps,
+            num_decoding=nodes,
+            k_max=8,
+            num_offered=4 * nodes,
+            num_levels=2,
+            num_verified=2 * nodes,
+            num_accepted=nodes,
+            num_emitted=2 * nodes,
+            truncated={1: 1},
+            deepened={5: 1},
+            num_widened=1,
+            seconds={"draft": 0.001, "verify": 0.02},
             expected_accepted=0.5 * nodes,
             expected_seconds=0.01,
         )

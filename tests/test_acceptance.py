@@ -11,6 +11,7 @@ from benchmarks.acceptance import Acceptance, best_ranked
 from benchmarks.loops import LoopDetector
 from benchmarks.reliability import Reliability
 from echo_sched.types import FinishReason, NodeReading, Request, SamplingParams, StepRecord, TokenEvent
+from tests.records import step_record
 
 Node = tuple[int, float, bool]  # (depth, path probability, accepted)
 
@@ -21,22 +22,8 @@ def node(request_id: str, depth: int, probability: float, accepted: bool) -> Nod
 
 def record(readings: Iterable[NodeReading] = ()) -> StepRecord:
     nodes = tuple(readings)
-    return StepRecord(
-        step=0,
-        num_decoding=0,
-        num_prompt_tokens=0,
-        k_max=0,
-        num_offered=0,
-        num_verified=len(nodes),
-        num_accepted=sum(reading.accepted for reading in nodes),
-        num_emitted=0,
-        truncated={},
-        deepened={},
-        num_widened=0,
-        num_dropped=0,
-        num_transferred=0,
-        seconds={},
-        node_readings=nodes,
+    return step_record(
+        num_verified=len(nodes), num_accepted=sum(reading.accepted for reading in nodes), node_readings=nodes
     )
 
 

@@ -27,6 +27,7 @@ from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.profile import load_profile
 from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
 from tests.fakes import ScriptedDrafter
+from tests.records import step_record
 from tests.tiny_models import VOCAB_SIZE, WORDS, random_prompt, tiny_model
 
 
@@ -74,8 +75,13 @@ class ScriptedLoop:
                 request.finish = FinishReason("length")
             events.append(TokenEvent(request, (1,), "", request.finish))
         self.running = [request for request in self.running if request.finish is None]
-        self.last_record = StepRecord(
-            self.num_steps, 1, 0, 8, 4, 2, 0, 2, 1, 1, {}, {}, 0, 0, {"draft": 0.25}, gate_readings=readings
+        self.last_record = step_record(
+            step=self.num_steps,
+            num_decoding=1,
+            num_levels=2,
+            num_emitted=1,
+            seconds={"draft": 0.25},
+            gate_readings=readings,
         )
         return events
 

@@ -26,6 +26,7 @@ from echo_sched.errors import ConfigError, RequestError
 from echo_sched.loop import DecodeLoop
 from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
 from tests.loops import processed_requests, references, tiny_loop, tiny_target
+from tests.records import step_record
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_PROMPTS, NUM_TOKENS, NODES_PER_TREE = 5, 7, 3
@@ -83,14 +84,12 @@ LENGTH = FinishReason("length")
 
 
 def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted: int) -> StepRecord:
-    return StepRecord(
-        step=0,
+    return step_record(
         num_decoding=num_decoding,
         num_prompt_tokens=0 if num_decoding else 1,
         k_max=num_verified,
         num_offered=num_verified,
         num_levels=2 if num_verified else 0,
-        num_dropped=0,
         num_verified=num_verified,
         num_accepted=num_accepted,
         num_emitted=num_emitted,
