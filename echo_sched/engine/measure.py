@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from echo_sched.engine.forward import Target
+from echo_sched.engine.kernels import computes_bfloat16
 from echo_sched.engine.kv import KVCache
 from echo_sched.tree import Segment, SuperTree, pack
 
@@ -132,4 +133,16 @@ def _spread(seconds: Sequence[float]) -> float:
 def device_facts(device: torch.device) -> dict[str, Any]:
     """What the seconds belong to, as far as torch knows."""
     name = str(device) if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
-    return {"device": name, "torch": str(torch.__version__), "num_threads": torch.get_num_threads()}
+    return {
+        "device": name,
+        "instructions": _instructions(device),
+        "torch": str(torch.__version__),
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+def _instructions(device: torch.device) -> str | None:
+    """What kernels may use: processors of one name differ in it."""
+    if device.type != "cpu":
+        return None
+    return str(torch.backends.cpu.get_cpu_capability()) + (" with bfloat16" if computes_bfloat16(device) else "")

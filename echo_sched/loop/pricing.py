@@ -22,7 +22,7 @@ NUM_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXTS = (256,)
 NUM_REPEATS = 3
 # What must be the same for seconds to be worth anything.
-IDENTITY = ("processor", "num_cores", "device", "torch", "num_threads")
+IDENTITY = ("processor", "num_cores", "device", "instructions", "torch", "num_threads")
 
 
 def cost_here(loop: DecodeLoop, known: CostTable | None, draft_level_seconds: float) -> CostTable:
