@@ -143,7 +143,8 @@ def computes_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 products are faster than float32 ones there: a CPU may lack units for them."""
     if device.type != "cpu":
         return True
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    allowed = torch.backends.cpu.get_cpu_capability().startswith("AVX512")  # torch can be told to use less
+    return bool(allowed and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()))
 
 
 def packed_bytes(model: nn.Module) -> int:
