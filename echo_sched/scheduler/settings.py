@@ -22,7 +22,7 @@ class PolicySettings:
 
     policy: Literal["off", "static", "table", "dynamic", "echo", "goodput"] = "echo"
     k_max: int = 32
-    k_max_rule: Literal["fixed", "auto"] = "fixed"
+    k_max_rule: Literal["fixed", "auto"] = "auto"
     price: Literal["on", "off"] = "on"
     max_depth: int = 8
     branching: int = 4
