@@ -48,7 +48,7 @@ class EngineConfig(BaseModel):
     )
     k_max: int = Field(32, ge=0, description="most draft tokens the whole batch may verify in one step")
     k_max_rule: Literal["fixed", "auto"] = Field(
-        "auto", description="auto: choose K_max step by step from what drafts were worth and cost, at most --k-max"
+        "auto", description="auto: choose K_max from what drafts were worth and cost, at most --k-max; needs --price on"
     )
     price: Literal["on", "off"] = Field(
         "on", description="off: buy whatever K_max allows, even nodes and levels that cost more than they can bring"

@@ -91,6 +91,10 @@ def test_without_a_cost_curve_there_is_no_economy() -> None:
     assert Economy(PolicySettings(k_max_rule="auto", k_max=7), priced(None)).k_max(Load(3, 0)) == 7
 
 
+def test_without_a_price_k_max_is_as_set() -> None:
+    assert set(run(DEAR, 4, 40, price="off")) == {40}
+
+
 def test_prompt_chunks_and_context_are_in_the_price() -> None:
     economy = Economy(PolicySettings(), priced(STAIRS))
     price = economy.price(Load(2, 0, num_prompt_tokens=4, context=500.0), 3)

@@ -45,7 +45,7 @@ def save_draft(
 
 
 def config(target: Path, draft: object, **settings: Any) -> EngineConfig:
-    small = {"max_model_len": 96, "max_batch_size": 2, "k_max": 8, "drafter": "lm"}
+    small = {"max_model_len": 96, "max_batch_size": 2, "k_max": 8, "drafter": "lm", "price": "off"}
     return EngineConfig(model=str(target), draft_model=str(draft), **small | settings)
 
 
@@ -74,7 +74,7 @@ def test_a_draft_model_is_loaded_as_a_target_is_and_everything_names_it(model_fo
 
 
 def test_drafting_with_the_target_itself_every_node_is_right(model_folder: Path) -> None:
-    request = decoded(config(model_folder, model_folder, policy="static", branching=1, price="off"))
+    request = decoded(config(model_folder, model_folder, policy="static", branching=1))
     assert request.stats.num_accepted == request.stats.num_verified >= 36
 
 

@@ -53,7 +53,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     drafts = first_drafts(loop)
     if drafter.aux_layers:
         self_check(loop, drafts.acceptance)
-    if config.price == "off" and config.k_max_rule == "fixed":
+    if config.price == "off":
         return loop
     priced = replace(profile, cost=cost_here(loop, profile.cost, drafts.level_seconds))
     return _loop(config, target, drafter, priced, recording=recording)

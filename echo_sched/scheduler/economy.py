@@ -4,6 +4,7 @@
     k_max_rule auto    K_max = argmax over K of (B + gain(K)) / (T(B + P + K, L) + levels * level seconds), at most as
                        set; 0 is plain decoding at plain decoding's price
     price on           every plan carries a price (price.py)
+    price off          no economy: K_max is as set and whatever it allows is bought
 
 gain(K), what the K best candidates are good for in tokens, is remembered from past steps, per request. K_max changes
 only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS steps unless the batch moves. Without a measured
@@ -50,7 +51,8 @@ class Economy:
 
     def _choose_k_max(self, load: Load) -> int:
         settings = self._settings
-        if settings.k_max_rule == "fixed" or self._cost is None or self._gain is None or load.num_requests == 0:
+        free = settings.price == "off" or settings.k_max_rule == "fixed" or self._cost is None
+        if free or self._gain is None or load.num_requests == 0:
             return settings.k_max
         step, batch = self._changed_at
         moved = abs(load.num_requests - batch) > BATCH_MOVE * batch
