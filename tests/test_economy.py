@@ -95,19 +95,6 @@ def test_without_a_price_k_max_is_as_set() -> None:
     assert set(run(DEAR, 4, 40, price="off")) == {40}
 
 
-def test_drafting_that_takes_longer_than_timed_is_dearer_and_never_cheaper() -> None:
-    policy = make_policy(PolicySettings(policy="goodput", k_max=20), priced(STAIRS))
-    report = drive(policy.plan(Load(2, 0)), [20] * 2, sure).report
-    timed = report.num_levels * STAIRS.draft_level_seconds
-    for share, dearer in ((5.0, 5.0), (0.1, 1.0), (1000.0, 10.0)):
-        economy = Economy(PolicySettings(), priced(STAIRS))
-        for step in range(100):
-            economy.observe(Load(2, step), replace(report, draft_seconds=share * timed))
-        price = economy.price(Load(2, 100), 3)
-        assert price is not None
-        assert price.level_seconds == pytest.approx(dearer * STAIRS.draft_level_seconds, rel=1e-3)
-
-
 def test_prompt_chunks_and_context_are_in_the_price() -> None:
     economy = Economy(PolicySettings(), priced(STAIRS))
     price = economy.price(Load(2, 0, num_prompt_tokens=4, context=500.0), 3)

@@ -6,7 +6,6 @@ acceptance. One thread calls it; streams and HTTP live elsewhere.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -204,7 +203,7 @@ class DecodeLoop:
             self._num_steps, plan, decoding, trees, chunks, accepted[: len(decoding)], emitted, report
         )
         count(outcome)
-        self.policy.observe(load, replace(report, draft_seconds=clock.seconds["draft"]))
+        self.policy.observe(load, report)
         self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self._events([request for request, _ in walks], emitted)

@@ -25,7 +25,6 @@ HOLD_STEPS = 8
 BATCH_MOVE = 0.25  # share of the batch that comes or goes before K_max may move at once
 PROBE_STEPS = 64  # little is learned of what is never tried, so one step in so many may spend all
 MEMORY = 0.1  # weight of the latest step in what is remembered
-MAX_DEARER = 10.0  # a hiccup of the machine is not a price
 # nodes per request at which gain(K) is remembered
 NODES_PER_REQUEST = np.array([0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64], np.float64)
 
@@ -40,7 +39,6 @@ class Economy:
         self._continuation = _continuation(profile, settings.max_depth)
         self._gain: FloatArray | None = None  # [len(NODES_PER_REQUEST)] tokens per request; None: nothing seen yet
         self._levels = 0.0  # drafted per step that drafts
-        self._dearer = 1.0  # drafting seconds over those of the cost table
         self._k_max = settings.k_max
         self._changed_at = (-HOLD_STEPS, 0)  # (step, batch size)
         self._probed_at = 0
@@ -78,7 +76,6 @@ class Economy:
         """Remember what the candidates of a step were worth, up to the K_max that it had."""
         if report.num_levels == 0:
             return
-        self._learn_drafting(report)
         gained = np.concatenate([[0.0], np.cumsum(np.sort(report.seen.chance)[::-1])]) / load.num_requests
         gain = np.interp(NODES_PER_REQUEST * load.num_requests, np.arange(len(gained)), gained)
         fresh = 1.0 if self._gain is None else MEMORY
@@ -87,21 +84,13 @@ class Economy:
         self._gain = np.where(tried, (1 - fresh) * known + fresh * gain, known)
         self._levels += fresh * (report.num_levels - self._levels)
 
-    def _learn_drafting(self, report: AllocationReport) -> None:
-        """Levels were timed with few requests, and feeding the drafter what was committed is in no table: more requests
-        make both dearer. Never reckoned cheaper than timed, so that a clock without load decides nothing."""
-        timed = 0.0 if self._cost is None else report.num_levels * self._cost.draft_level_seconds
-        if report.draft_seconds is not None and timed > 0.0:
-            ratio = min(max(report.draft_seconds / timed, 1.0), MAX_DEARER)
-            self._dearer += MEMORY * (ratio - self._dearer)
-
     def _price(self, load: Load, k_max: int) -> Price:
         assert self._cost is not None
         beside = load.num_requests + load.num_prompt_tokens
         return Price(
             base_tokens=float(load.num_requests),
             verify_seconds=self._cost.curve(beside, beside + k_max, load.context),
-            level_seconds=self._cost.draft_level_seconds * self._dearer,
+            level_seconds=self._cost.draft_level_seconds,
             acceptance=self._acceptance,
             continuation=self._continuation,
         )

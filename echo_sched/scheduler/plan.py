@@ -114,7 +114,6 @@ class AllocationReport:
     seen: Seen  # [num_offered] every candidate; nodes as numbered while growing
     expected: float  # nodes that will be accepted, by their chances
     readings: GateReadings
-    draft_seconds: float | None = None  # what drafting took, where somebody held a clock
 
     @property
     def truncated(self) -> BoolArray:
