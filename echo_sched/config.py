@@ -69,6 +69,16 @@ class EngineConfig(BaseModel):
     widen_scope: Literal["all", "truncation"] = Field(
         "all", description="echo: widen below every granted node, or at truncation points only"
     )
+    explore: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="echo: share of steps that draft without a gate, for requests drawn by lot, to see whether the "
+        "gate is still right",
+    )
+    adapt: Literal["on", "off"] = Field(
+        "off", description="echo: refit thresholds, now and then, from what explored steps show"
+    )
     shapes: str = Field(
         "1=1.1.1.1.1/4=1.1.1/8=1.1/32=",
         pattern=r"^\d+=[\d.]*(/\d+=[\d.]*)*$",
