@@ -11,6 +11,8 @@ from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
+from echo_sched.scheduler.drift import DepthDrift
+from echo_sched.scheduler.live import LiveState
 from echo_sched.types import StepRecord
 from server.engine_thread import Progress, Report, ServedModel
 from server.generation import Output
@@ -47,11 +49,13 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._cost_ratio = 1.0
+        self._cost_ratio: float | None = None  # None: no step had an expectation
+        self._drift: tuple[DepthDrift, ...] = ()
         self._build = Info("echo_sched_build", "what is running", registry=self._registry)
         self._requests_and_tokens()
         self._speculation()
         self._budget()
+        self._gate()
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
@@ -60,8 +64,8 @@ class Metrics:
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"echo_sched_{name}", what, labels, registry=self._registry)
 
-    def _gauge(self, name: str, what: str) -> Gauge:
-        return Gauge(f"echo_sched_{name}", what, registry=self._registry)
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"echo_sched_{name}", what, labels, registry=self._registry)
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"echo_sched_{name}", what, labels, registry=self._registry, buckets=buckets)
@@ -113,6 +117,23 @@ class Metrics:
         self._step_seconds = self._histogram("step_seconds", "time per phase of a step", PHASE_BUCKETS, "phase")
         self._last_step = self._gauge("last_step_timestamp_seconds", "Unix time of the last step's end")
 
+    def _gate(self) -> None:
+        """All from explored steps, whose trees no gate has cut."""
+        self._auc = self._gauge("gate_auc", "live AUC of confidence against acceptance, over recent readings", "depth")
+        self._calibration = self._gauge(
+            "gate_calibration_error", "mean gap between calibrated chance and accepted share, likewise", "depth"
+        )
+        self._readings = self._gauge("gate_readings", "readings that these are made of", "depth")
+        self._drifted = self._gauge("gate_drifted", "1: the live AUC has left the profile's interval", "depth")
+        self._threshold = self._gauge("gate_threshold", "cut-off in force at the last step with a gate", "depth")
+        self._explored = self._counter("explored_steps", "decoding steps without a gate, to see whether it is right")
+        self._k_max_changes = self._gauge("k_max_changes", "changes of K_max between decoding steps, since the start")
+
+    @property
+    def cost_model_error(self) -> float | None:
+        """Measured over expected seconds of verifying, moving average; None where nothing was expected yet."""
+        return self._cost_ratio
+
     @_harmless
     def describe(self, model: ServedModel) -> None:
         """The model is loaded."""
@@ -129,6 +150,8 @@ class Metrics:
             self._queue.observe(seconds)
         if report.record is not None:
             self._step(report.record)
+        if report.scheduling is not None:
+            self._scheduler(report.scheduling.state)
 
     @_harmless
     def progress(self, output: Output, progress: Progress, at: float) -> None:
@@ -153,6 +176,20 @@ class Metrics:
         self._success.labels(reason).inc()
         self._latency.observe(seconds)
 
+    def _scheduler(self, state: LiveState) -> None:
+        self._k_max_changes.set(state.num_k_max_changes)
+        for depth, threshold in state.thresholds.items():
+            self._threshold.labels(depth).set(threshold)
+        if state.drift is self._drift:  # news come with explored steps only
+            return
+        self._drift = state.drift
+        for found in state.drift:
+            self._readings.labels(found.depth).set(found.num_readings)
+            self._drifted.labels(found.depth).set(found.drifted)
+            if found.auc is not None:
+                self._auc.labels(found.depth).set(found.auc)
+            self._calibration.labels(found.depth).set(found.calibration_error)
+
     def _step(self, record: StepRecord) -> None:
         self._last_step.set(time.time())
         self._prompt_tokens.inc(record.num_prompt_tokens)
@@ -166,9 +203,11 @@ class Metrics:
             self._expected.inc(record.expected_accepted)
         if record.expected_seconds is not None:
             ratio = record.seconds["verify"] / record.expected_seconds
-            self._cost_ratio += COST_MEMORY * (ratio - self._cost_ratio)
+            known = 1.0 if self._cost_ratio is None else self._cost_ratio
+            self._cost_ratio = known + COST_MEMORY * (ratio - known)
             self._cost_error.set(self._cost_ratio)
         self._widened.inc(record.num_widened)
+        self._explored.inc(int(record.explored))
         for depth, count in record.truncated.items():
             self._truncated.labels(depth).inc(count)
         for depth, count in record.deepened.items():

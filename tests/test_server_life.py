@@ -320,6 +320,13 @@ def test_metrics_add_up() -> None:
         "steps_without_draft_total": 0,
         "depth_histogram_sum": 6,
         'step_seconds_count{phase="draft"}': 6,
+        'gate_auc{depth="4"}': 0.7,
+        'gate_calibration_error{depth="4"}': 0.05,
+        'gate_readings{depth="4"}': 200,
+        'gate_drifted{depth="4"}': 1,
+        'gate_threshold{depth="4"}': 0.12,
+        "explored_steps_total": 0,
+        "k_max_changes": 2,
     }
     assert {name: float(samples[f"echo_sched_{name}"]) for name in expected} == expected
     assert float(samples["echo_sched_last_step_timestamp_seconds"]) > 0

@@ -56,7 +56,7 @@ def _validated(now: EngineConfig, changes: Mapping[str, Any]) -> EngineConfig:
         detail = error.errors(include_url=False)[0]
         name = str(detail["loc"][0]) if detail["loc"] else None
         message = re.sub("^(Input|Value error,) ", "", str(detail["msg"]))
-        message = message if name is None else f"{name} {message}, got {detail['input']!r}"
+        message = message if name is None else f"{name} {message}, got {repr(detail['input'])[:80]}"
         raise RequestError(message, name) from error
     try:
         PolicySettings.of(config)
@@ -68,7 +68,9 @@ def _validated(now: EngineConfig, changes: Mapping[str, Any]) -> EngineConfig:
 def _check_possible(built: EngineConfig, config: EngineConfig, profile: Profile) -> None:
     """What was decided when the engine was loaded."""
     if config.k_max > built.k_max:
-        message = f"k_max is {config.k_max}, but this engine was started with --k-max {built.k_max}, the most it has room for"
+        message = (
+            f"k_max is {config.k_max}, but this engine was started with --k-max {built.k_max}, the most it has room for"
+        )
         raise RequestError(message, "k_max")
     if config.policy != "off" and built.policy == "off":
         message = (
@@ -98,6 +100,8 @@ def _depths(given: Mapping[str, Any]) -> dict[int, float | None]:
             raise RequestError(f"thresholds name {name!r}, which is no depth from 1 on", "thresholds")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (number and 0 <= value <= 1):
-            raise RequestError(f"thresholds.{name} must be a number in [0, 1] or null, got {value!r}", "thresholds")
+            raise RequestError(
+                f"thresholds.{name} must be a number in [0, 1] or null, got {repr(value)[:80]}", "thresholds"
+            )
         found[int(name)] = None if value is None else float(value)
     return found

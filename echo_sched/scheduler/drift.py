@@ -34,11 +34,11 @@ class DepthDrift(NamedTuple):
 
     depth: int
     num_readings: int  # in the window
-    acceptance: float | None  # share whose accepted path reached the depth
+    acceptance: float  # share whose accepted path reached the depth
     auc: float | None
     auc_low: float | None  # live AUC less and plus NUM_ERRORS standard errors
     auc_high: float | None
-    calibration_error: float | None  # expected calibration error: mean |accepted share - calibrated chance| over bins
+    calibration_error: float  # expected calibration error: mean |accepted share - calibrated chance| over bins
     profile_auc: float | None
     profile_auc_low: float | None
     profile_auc_high: float | None
