@@ -1,4 +1,4 @@
-"""`/admin/scheduler`: what the scheduler is at, and changes of its settings while requests run (policy `off` stops drafting).
+"""`/admin/scheduler`: what the scheduler is at, and changes of its settings while requests run (`off` stops drafting).
 
 Behind the API key where there is one. Which values are possible is the engine's business; it refuses by field.
 """

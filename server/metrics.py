@@ -51,6 +51,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._cost_ratio: float | None = None  # None: no step had an expectation
         self._drift: tuple[DepthDrift, ...] = ()
+        self._num_k_max_changes = 0  # as last heard of
         self._build = Info("echo_sched_build", "what is running", registry=self._registry)
         self._requests_and_tokens()
         self._speculation()
@@ -127,7 +128,7 @@ class Metrics:
         self._drifted = self._gauge("gate_drifted", "1: the live AUC has left the profile's interval", "depth")
         self._threshold = self._gauge("gate_threshold", "cut-off in force at the last step with a gate", "depth")
         self._explored = self._counter("explored_steps", "decoding steps without a gate, to see whether it is right")
-        self._k_max_changes = self._gauge("k_max_changes", "changes of K_max between decoding steps, since the start")
+        self._k_max_changes = self._counter("k_max_changes", "changes of K_max from one decoding step to the next")
 
     @property
     def cost_model_error(self) -> float | None:
@@ -177,7 +178,8 @@ class Metrics:
         self._latency.observe(seconds)
 
     def _scheduler(self, state: LiveState) -> None:
-        self._k_max_changes.set(state.num_k_max_changes)
+        self._k_max_changes.inc(state.num_k_max_changes - self._num_k_max_changes)
+        self._num_k_max_changes = state.num_k_max_changes
         for depth, threshold in state.thresholds.items():
             self._threshold.labels(depth).set(threshold)
         if state.drift is self._drift:  # news come with explored steps only
