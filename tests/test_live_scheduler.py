@@ -80,6 +80,13 @@ def test_thresholds_that_were_set_stand_in_the_profiles_place_until_the_next_cha
     assert live.plan(Load(4, 1)).thresholds == (0.4, None, 0.2, *(None,) * 5)
 
 
+def test_thresholds_may_be_set_where_the_profile_lists_none() -> None:
+    unlisted = replace(PROFILE, checkpoints=())
+    live = LiveScheduler(make_policy(PolicySettings(), unlisted), unlisted, explore=0.0, adapt=False, seed=0)
+    live.change(live.policy, {2: 0.3}, explore=0.0, adapt=False)
+    assert live.plan(Load(4, 0)).thresholds == (None, 0.3, *(None,) * 6)
+
+
 def test_a_plan_without_a_gate_gets_none() -> None:
     live = scheduler()
     live.change(make_policy(PolicySettings(policy="goodput"), PROFILE), {1: 0.9}, explore=1.0, adapt=False)

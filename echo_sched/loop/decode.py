@@ -150,7 +150,7 @@ class DecodeLoop:
 
     def reschedule(self, changes: Mapping[str, Any]) -> None:
         """Change scheduling settings (see live.py) from the next step on. Raises RequestError naming the setting."""
-        change = changed(self._built, self.config, self.scheduler.set_thresholds, changes, self.profile)
+        change = changed(self._built, self.config, self.scheduler.set_thresholds, changes)
         policy = make_policy(PolicySettings.of(change.config), self.profile)
         self.config = change.config
         self.scheduler.change(policy, change.thresholds, explore=self.config.explore, adapt=self.config.adapt == "on")

@@ -14,7 +14,6 @@ from echo_sched.config import EngineConfig
 from echo_sched.errors import ConfigError, RequestError
 from echo_sched.scheduler.live import Thresholds
 from echo_sched.scheduler.policy import PolicySettings
-from echo_sched.scheduler.profile import Profile
 
 
 class Change(NamedTuple):
@@ -24,9 +23,7 @@ class Change(NamedTuple):
     thresholds: Thresholds  # in the place of the profile's
 
 
-def changed(
-    built: EngineConfig, now: EngineConfig, thresholds: Thresholds, changes: Mapping[str, Any], profile: Profile
-) -> Change:
+def changed(built: EngineConfig, now: EngineConfig, thresholds: Thresholds, changes: Mapping[str, Any]) -> Change:
     """Apply `changes`, setting -> value, to the settings `now` of a loop that was built with `built`.
 
     `thresholds` may be a mode, as on the command line, or {depth: cut-off, or None to leave the depth unread}: those
@@ -41,7 +38,7 @@ def changed(
         known = ", ".join(LIVE_SETTINGS)
         raise RequestError(f"unknown field {unknown[0]!r}; what can change while serving: {known}", unknown[0])
     config = _validated(now, changes)
-    _check_possible(built, config, profile)
+    _check_possible(built, config)
     if by_hand is not None:
         _check_gate(config, by_hand)
     elif {"gate", "thresholds"} & set(changes):
@@ -65,7 +62,7 @@ def _validated(now: EngineConfig, changes: Mapping[str, Any]) -> EngineConfig:
     return config
 
 
-def _check_possible(built: EngineConfig, config: EngineConfig, profile: Profile) -> None:
+def _check_possible(built: EngineConfig, config: EngineConfig) -> None:
     """What was decided when the engine was loaded."""
     if config.k_max > built.k_max:
         message = (
@@ -78,7 +75,7 @@ def _check_possible(built: EngineConfig, config: EngineConfig, profile: Profile)
             "drafter and the cost of drafting was not measured; restart with a policy that drafts"
         )
         raise RequestError(message, "policy")
-    if config.price != built.price and config.price == "on" and profile.cost is None:
+    if config.price == "on" and built.price == "off":
         message = "price is on, but this engine was started with --price off and its costs were not measured"
         raise RequestError(message, "price")
 
@@ -100,8 +97,7 @@ def _depths(given: Mapping[str, Any]) -> dict[int, float | None]:
             raise RequestError(f"thresholds name {name!r}, which is no depth from 1 on", "thresholds")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (number and 0 <= value <= 1):
-            raise RequestError(
-                f"thresholds.{name} must be a number in [0, 1] or null, got {repr(value)[:80]}", "thresholds"
-            )
+            message = f"thresholds.{name} must be a number in [0, 1] or null, got {repr(value)[:80]}"
+            raise RequestError(message, "thresholds")
         found[int(name)] = None if value is None else float(value)
     return found

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from echo_sched.scheduler.adapt import Adaptation
 from echo_sched.scheduler.drift import DepthDrift, Drift
+from echo_sched.scheduler.echo import EchoPolicy
 from echo_sched.scheduler.explore import explores, ungated
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.policy import Policy
@@ -111,8 +112,7 @@ class LiveScheduler:
         )
 
     def _with_set_thresholds(self, plan: Plan) -> Plan:
-        """Only a plan with a gate has thresholds to replace."""
-        if not self._set or all(threshold is None for threshold in plan.thresholds):
+        if not self._set or self.policy.name != EchoPolicy.name:  # no other policy has a gate
             return plan
         own = enumerate(plan.thresholds, start=1)
         return replace(plan, thresholds=tuple(self._set.get(depth, threshold) for depth, threshold in own))
