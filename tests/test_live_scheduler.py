@@ -65,6 +65,22 @@ def test_the_policy_hears_of_every_step_but_the_explored() -> None:
     assert [found.depth for found in live.state.drift] == [1, 3] and live.state.drift[0].auc == 1.0
 
 
+@pytest.mark.parametrize("k_max", [3, 8, 32])
+def test_the_live_auc_is_that_of_all_requests_whatever_gate_and_budget_would_select(k_max: int) -> None:
+    """Confidence uniform and as likely right as it says: an AUC of 5/6. Of those a gate at 0.6 lets pass, 0.6."""
+    strict = replace(PROFILE, checkpoints=(Checkpoint(1, 0.6, None, None, None, 300),))
+    policy = make_policy(PolicySettings(k_max=k_max), strict)
+    live, random = LiveScheduler(policy, strict, explore=1.0, adapt=False, seed=3), np.random.default_rng(2)
+    for step in range(1200):
+        load, sure = Load(6, step), random.random(6)
+        plan = live.plan(load)
+        report = drive(plan, [9] * 6, lambda request, path: [(1, sure[request])]).report  # noqa: B023
+        live.observe(load, plan, report, (random.random(6) < sure).astype(int).tolist())
+    (found,) = live.state.drift
+    assert found.auc == pytest.approx(5 / 6, abs=0.04) and found.acceptance == pytest.approx(0.5, abs=0.05)
+    assert found.calibration_error < 0.1
+
+
 def test_without_exploring_nothing_is_read_and_plans_are_the_policys_own() -> None:
     live, policy = scheduler(), make_policy(PolicySettings(), PROFILE)
     assert run(live, 50) == [policy.plan(Load(4, step)) for step in range(50)]

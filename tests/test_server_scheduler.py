@@ -204,6 +204,24 @@ def test_settings_that_change_every_few_steps_change_no_token(drafter: str, tmp_
     assert sum(request.stats.num_accepted for request in requests) > 0
 
 
+def test_what_the_loop_feeds_to_the_drift_is_what_calibration_would_read() -> None:
+    loop = tiny_loop(tiny_target(), scripted("llama", 8, signal=True), explore=0.5, k_max=60)
+    loop.recording = True
+    for request in mixed_requests(8):
+        loop.add(request)
+    expected = []
+    while loop.has_work:
+        loop.step()
+        assert loop.last_record is not None
+        if loop.last_record.explored:
+            assert not loop.last_record.truncated
+            expected += [reading for reading in loop.last_record.gate_readings if reading.depth == 3]
+    column = loop.scheduler._drift.columns[3]
+    assert column.confidence.tolist() == [reading.confidence for reading in expected]
+    assert column.accepted.tolist() == [reading.accepted for reading in expected]
+    assert len(expected) > 20 and 0 < column.accepted.mean() < 1
+
+
 def long_answer(server: Running, answers: list[httpx.Response]) -> threading.Thread:
     body = {"input_ids": list(mixed_requests(1)[0].prompt_ids), "sampling_params": LONG}
     thread = threading.Thread(target=lambda: answers.append(server.client.post("/generate", json=body)))
