@@ -27,6 +27,8 @@ DECIDED = (
     "transfer",
     "widen",
     "widen_scope",
+    "explore",
+    "adapt",
     "seed",
 )
 DEFAULT_COST_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

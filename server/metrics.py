@@ -11,10 +11,9 @@ from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from echo_sched.scheduler.drift import DepthDrift
-from echo_sched.scheduler.live import LiveState
 from echo_sched.types import StepRecord
 from server.engine_thread import Progress, Report, ServedModel
+from server.gate_metrics import GateMetrics
 from server.generation import Output
 from server.version import package_version
 
@@ -50,13 +49,11 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._cost_ratio: float | None = None  # None: no step had an expectation
-        self._drift: tuple[DepthDrift, ...] = ()
-        self._num_k_max_changes = 0  # as last heard of
         self._build = Info("echo_sched_build", "what is running", registry=self._registry)
         self._requests_and_tokens()
         self._speculation()
         self._budget()
-        self._gate()
+        self._gate = GateMetrics(self._registry)
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
@@ -65,8 +62,8 @@ class Metrics:
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"echo_sched_{name}", what, labels, registry=self._registry)
 
-    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        return Gauge(f"echo_sched_{name}", what, labels, registry=self._registry)
+    def _gauge(self, name: str, what: str) -> Gauge:
+        return Gauge(f"echo_sched_{name}", what, registry=self._registry)
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"echo_sched_{name}", what, labels, registry=self._registry, buckets=buckets)
@@ -113,22 +110,11 @@ class Metrics:
         )
         self._truncated = self._counter("truncated", "requests truncated before a depth", "depth")
         self._deepened = self._counter("deepened", "nodes granted beyond the target depth", "depth")
+        self._explored = self._counter("explored_steps", "decoding steps without a gate, to see whether it is right")
         self._widened = self._counter("widened_nodes", "siblings granted from what was left of the budget")
         self._plain_steps = self._counter("steps_without_draft", "decoding steps without a draft node")
         self._step_seconds = self._histogram("step_seconds", "time per phase of a step", PHASE_BUCKETS, "phase")
         self._last_step = self._gauge("last_step_timestamp_seconds", "Unix time of the last step's end")
-
-    def _gate(self) -> None:
-        """All from explored steps, whose trees no gate has cut."""
-        self._auc = self._gauge("gate_auc", "live AUC of confidence against acceptance, over recent readings", "depth")
-        self._calibration = self._gauge(
-            "gate_calibration_error", "mean gap between calibrated chance and accepted share, likewise", "depth"
-        )
-        self._readings = self._gauge("gate_readings", "readings that these are made of", "depth")
-        self._drifted = self._gauge("gate_drifted", "1: the live AUC has left the profile's interval", "depth")
-        self._threshold = self._gauge("gate_threshold", "cut-off in force at the last step with a gate", "depth")
-        self._explored = self._counter("explored_steps", "decoding steps without a gate, to see whether it is right")
-        self._k_max_changes = self._counter("k_max_changes", "changes of K_max from one decoding step to the next")
 
     @property
     def cost_model_error(self) -> float | None:
@@ -152,7 +138,7 @@ class Metrics:
         if report.record is not None:
             self._step(report.record)
         if report.scheduling is not None:
-            self._scheduler(report.scheduling.state)
+            self._gate.observe(report.scheduling.state)
 
     @_harmless
     def progress(self, output: Output, progress: Progress, at: float) -> None:
@@ -176,21 +162,6 @@ class Metrics:
         """A request has ended `seconds` after its arrival."""
         self._success.labels(reason).inc()
         self._latency.observe(seconds)
-
-    def _scheduler(self, state: LiveState) -> None:
-        self._k_max_changes.inc(state.num_k_max_changes - self._num_k_max_changes)
-        self._num_k_max_changes = state.num_k_max_changes
-        for depth, threshold in state.thresholds.items():
-            self._threshold.labels(depth).set(threshold)
-        if state.drift is self._drift:  # news come with explored steps only
-            return
-        self._drift = state.drift
-        for found in state.drift:
-            self._readings.labels(found.depth).set(found.num_readings)
-            self._drifted.labels(found.depth).set(found.drifted)
-            if found.auc is not None:
-                self._auc.labels(found.depth).set(found.auc)
-            self._calibration.labels(found.depth).set(found.calibration_error)
 
     def _step(self, record: StepRecord) -> None:
         self._last_step.set(time.time())
