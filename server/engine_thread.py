@@ -142,10 +142,10 @@ class EngineThread:
             model = ServedModel(
                 loop.config, loop.tokenizer, loop.model_path, loop.vocab_size, loop.max_model_len, loop.info()
             )
+            self._post_state(loop)  # before it is ready, so that there is one from then on
         except Exception as error:
             self._post(self._listener.on_load_error, error)
             return
-        self._post_state(loop)
         self._post(self._listener.on_ready, model)
         try:
             while self._take_commands(loop):
