@@ -24,7 +24,10 @@ ARM_SETTINGS = (
     "transfer",
     "widen",
     "widen_scope",
+    "explore",
+    "adapt",
 )
+LIVE_SETTINGS = ("policy", *ARM_SETTINGS)  # what may change while an engine runs
 
 
 class Arm(NamedTuple):

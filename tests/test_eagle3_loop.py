@@ -154,7 +154,7 @@ def test_after_a_break_it_drafts_as_if_there_had_been_none(tmp_path: Path) -> No
         request = Request("a", random_prompt(20), GREEDY)
         loop.add(request)
         while loop.has_work:
-            loop.policy = off if len(request.output_ids) < first_draft else on
+            loop.scheduler.policy = off if len(request.output_ids) < first_draft else on
             loop.step()
         offered.append(drafter.offered)
     both = set(offered[0]) & set(offered[1])

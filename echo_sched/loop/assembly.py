@@ -5,6 +5,7 @@ It makes what decode.py runs, and decides nothing per step.
 
 from dataclasses import replace
 
+from echo_sched.arms import LIVE_SETTINGS
 from echo_sched.config import AUTO_DRAFTER, EngineConfig
 from echo_sched.engine.accept import Sampler
 from echo_sched.engine.draft import Drafter, check_drafter, make_drafter
@@ -64,7 +65,7 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
     Raises ConfigError, ProfileError.
     """
     config = resolve_drafter(config)
-    scheduling = set(PolicySettings.__dataclass_fields__) | {"profile", "max_batch_size", "chunk_tokens"}
+    scheduling = {*PolicySettings.__dataclass_fields__, *LIVE_SETTINGS, "profile", "max_batch_size", "chunk_tokens"}
     changed = {name for name, value in config if value != getattr(loop.config, name)} - scheduling
     if changed:
         raise ConfigError(f"a loaded target cannot change {', '.join(sorted(changed))}")

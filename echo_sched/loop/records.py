@@ -56,6 +56,7 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
         num_widened=int(report.num_widened.sum()),
         num_transferred=report.num_transferred,
         seconds=seconds,
+        explored=outcome.plan.explored,
         expected_accepted=None if outcome.plan.price is None else report.expected,
         expected_seconds=_expected_seconds(outcome),
         gate_readings=_gate_readings(outcome) if recording else (),

@@ -48,6 +48,7 @@ class Plan:
     price: Price | None = None  # None: whatever K_max allows is bought
     max_drafting: int | None = None  # most requests that draft, the shortest first; None: all
     verify: bool = True  # False: trees are drafted for what can be learned from them, and dropped
+    explored: bool = False  # no gate, full trees for requests drawn by lot (explore.py)
 
     def __post_init__(self) -> None:
         assert self.k_max >= 0 and self.max_depth >= 0
