@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_STEPS
 from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
@@ -17,7 +17,11 @@ K_MAX = 64
 STEPS = 12 * 2 * HALF_WAVE
 # Nodes are nearly free up to 16 rows, and dear from 48 on: few requests draft, many hardly do.
 TIERS = CostTable(
-    (1, 8, 16, 24, 32, 48, 64, 96), (0,), ((1.0,), (1.05,), (1.1,), (1.5,), (1.9,), (2.8,), (3.7,), (5.5,)), 0.05, {}
+    (1, 8, 16, 24, 32, 48, 64, 96),
+    (0,),
+    ((1.0,), (1.05,), (1.1,), (1.5,), (1.9,), (2.8,), (3.7,), (5.5,)),
+    DraftingCost.constant(0.05),
+    {},
 )
 
 Budget = tuple[int, int]  # K_max and the deepest node that it leaves, of one step
