@@ -14,8 +14,10 @@ import torch
 
 from benchmarks import compare
 from benchmarks.acceptance import Acceptance
-from benchmarks.comparison import Plan, Trials, check_exactness, run_trials, summarise
+from benchmarks.comparison import Trials, check_exactness, plan_of, run_trials, summarise
 from benchmarks.exactness import Fork, find_forks
+from benchmarks.plan import Plan
+from benchmarks.shared_engine import margin as margin_by_logits
 from benchmarks.trial import run_trial
 from echo_sched import cli
 from echo_sched.arms import ARM_SETTINGS, parse_arms
@@ -102,10 +104,10 @@ def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted:
     )
 
 
-def plan_of(arms: str = "off,static,echo", concurrencies: Sequence[int] = (1, 4), num_repeats: int = 3) -> Plan:
+def small_plan(arms: str = "off,static,echo", concurrencies: Sequence[int] = (1, 4), num_repeats: int = 3) -> Plan:
     prompts = [(number,) for number in range(1, NUM_PROMPTS + 1)]
     params = SamplingParams(max_new_tokens=NUM_TOKENS, seed=20)
-    return Plan(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, num_warmups=2)
+    return plan_of(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, num_warmups=2)
 
 
 def margin_of(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
@@ -113,16 +115,16 @@ def margin_of(prompt: Sequence[int], output: Sequence[int], params: SamplingPara
 
 
 def compared(wrong: Wrong = right, plan: Plan | None = None) -> tuple[Trials, dict[str, Any]]:
-    plan = plan or plan_of()
+    plan = plan or small_plan()
     trials = run_trials(FakeEngine(wrong=wrong), plan)
     return trials, check_exactness(trials, plan, margin_of)
 
 
 def test_arms_are_interleaved_and_take_turns_at_being_first() -> None:
     engine = FakeEngine()
-    plan = plan_of()
+    plan = small_plan()
     run_trials(engine, plan)
-    order = [(repeat, level, arm.name) for repeat, level, arm in plan.order()]
+    order = [(repeat, block.concurrency, arm.name) for repeat, block, arm in plan.order()]
     assert order[:6] == [
         (0, 1, "off"),
         (0, 1, "static"),
@@ -175,7 +177,7 @@ def test_counting_is_not_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         steps.append(record)
 
     monkeypatch.setattr(Acceptance, "take", slow)
-    trial = run_trial(FakeEngine(), plan_of().requests("a", NUM_PROMPTS, NUM_TOKENS), concurrency=1)
+    trial = run_trial(FakeEngine(), small_plan().blocks[0].requests("a", NUM_PROMPTS, NUM_TOKENS), concurrency=1)
     assert len(steps) == trial.counts.num_steps == NUM_PROMPTS * NUM_TOKENS
     assert trial.duration < len(steps) * pause / 2
 
@@ -218,11 +220,11 @@ def test_the_control_shows_plain_decoding_that_depends_on_the_load() -> None:
     _, exactness = compared(lambda policy, load, prompt, position: load == 4 and position == 0)
     assert exactness["control"]["num_equal"] < exactness["control"]["num_compared"]
     assert exactness["equal"] is False
-    assert compared(plan=plan_of(concurrencies=[2]))[1]["control"] is None
+    assert compared(plan=small_plan(concurrencies=[2]))[1]["control"] is None
 
 
 def test_the_margin_of_a_fork_is_computed_once() -> None:
-    plan, asked = plan_of(), []
+    plan, asked = small_plan(), []
 
     def margin(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
         asked.append((prompt, output, params.seed))
@@ -240,7 +242,7 @@ def test_a_margin_knows_prompt_from_output() -> None:
         expected = references("llama", 8, processed_requests)[request.request_id]
         for position in (0, 3, 8):
             output = expected.output_ids[:position]
-            margin = compare._margin(loop, request.prompt_ids, output, request.params)
+            margin = margin_by_logits(loop, request.prompt_ids, output, request.params)
             assert margin == pytest.approx(expected.margins[position], abs=1e-6)
 
 
@@ -253,7 +255,7 @@ def test_repeats_that_differ_are_reported() -> None:
 
 
 def test_plain_decoding_must_equal_itself() -> None:
-    plan = plan_of("off", concurrencies=[1])
+    plan = small_plan("off", concurrencies=[1])
     trials, exactness = compared(plan=plan)
     assert exactness["equal"] is True
     trials["off", 1][2] = compared(lambda *_: True, plan)[0]["off", 1][2]
