@@ -1,5 +1,6 @@
 """`echo-sched bench compare`: scheduling policies against plain decoding, on the same prompts, seeds and weights.
 
+A study given on the command line and summed up at once (the declared ones, kept trial by trial: benchmarks/study).
 Closed loop, in process, no HTTP. Arms are interleaved within each repeat, and every arm's tokens are checked against
 those of the arm `off`: speculation may change how fast an answer comes, never what it says. How good the drafts were is
 counted on the way.

@@ -27,7 +27,7 @@ BARS = Study(
     (
         Group(
             ("off", "echo", "goodput", "dynamic", "best-tree"),
-            {1: 4, 4: 12, 8: 16, 16: 32, 32: 48, 64: 80},
+            {1: 4, 4: 12, 8: 16, 16: 24, 32: 48, 64: 80},
         ),
     ),
     max_new_tokens=96,
@@ -78,7 +78,7 @@ K_MAX = Study(
             {4: 8, 16: 16, 64: 64},
         ),
     ),
-    max_new_tokens=48,
+    max_new_tokens=32,
     num_repeats=2,
 )
 

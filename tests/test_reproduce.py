@@ -209,6 +209,10 @@ def test_too_little_is_not_judged(tmp_path: Path) -> None:
     gain = {1: 1.5, 4: 1.2}
     write(tmp_path, {key: values[:1] for key, values in speeds_of(gain).items()})
     assert never_below(read(tmp_path)).met is None and as_good_as_fixed(read(tmp_path)).met is None
+    for unfinished in ((4, "echo"), (4, "best-tree")):
+        (tmp_path / "bars.json").unlink()
+        write(tmp_path, speeds_of(gain) | {unfinished: []})
+        assert as_good_as_fixed(read(tmp_path)).met is None
     (tmp_path / "bars.json").unlink()
     write(tmp_path, speeds_of(gain), quick=True)
     assert never_below(read(tmp_path)).met is None and as_good_as_fixed(read(tmp_path)).met is None

@@ -225,6 +225,11 @@ def test_without_the_prompts_a_study_says_so(tmp_path: Path) -> None:
         command.main(["ready", "--data", str(tmp_path), "--out", str(tmp_path / "out.json")])
 
 
+def test_a_dry_run_does_not_lie_among_the_results(data: Path) -> None:
+    with pytest.raises(ConfigError, match="--quick needs --out"):
+        command.main(["ready", "--quick", "--data", str(data)])
+
+
 # The command, on a tiny model, and what is made of its file.
 
 

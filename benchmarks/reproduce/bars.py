@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from benchmarks.reproduce.intervals import Ratio
 from benchmarks.reproduce.library import Library, Results
 from benchmarks.reproduce.words import missing, number, percent, ratio, table, verdict
 from echo_sched.arms import REFERENCE
@@ -21,11 +20,11 @@ class Verdict(NamedTuple):
 
 def never_below(results: Results) -> Verdict:
     """Bar 1."""
-    ratios = _ratios(results, REFERENCE)
-    if results.quick or not ratios or any(value.low is None for value in ratios.values()):
-        return Verdict(None, "too few repeats")
-    below = [level for level, value in ratios.items() if _low(value) < NEVER_BELOW]
-    slow = [level for level in LOW_LOADS if level not in ratios or _low(ratios[level]) <= LOW_LOAD_GAIN]
+    lows = _lower_ends(results, REFERENCE)
+    if lows is None:
+        return Verdict(None, "not every arm has run often enough")
+    below = [level for level, low in lows.items() if low < NEVER_BELOW]
+    slow = [level for level in LOW_LOADS if lows.get(level, 0.0) <= LOW_LOAD_GAIN]
     reasons = [f"below {NEVER_BELOW} at {_listed(below)}"] * bool(below)
     reasons += [f"not above {LOW_LOAD_GAIN:.2f} at {_listed(slow)}"] * bool(slow)
     return Verdict(not reasons, "; ".join(reasons) or "lower ends as asked at every concurrency")
@@ -33,11 +32,11 @@ def never_below(results: Results) -> Verdict:
 
 def as_good_as_fixed(results: Results) -> Verdict:
     """Bar 2."""
-    ratios = _ratios(results, BEST)
-    if results.quick or not ratios or any(value.low is None for value in ratios.values()):
-        return Verdict(None, "too few repeats")
-    below = [level for level, value in ratios.items() if _low(value) < NEVER_BELOW]
-    better = [level for level, value in ratios.items() if _low(value) > 1]
+    lows = _lower_ends(results, BEST)
+    if lows is None:
+        return Verdict(None, "not every arm has run often enough")
+    below = [level for level, low in lows.items() if low < NEVER_BELOW]
+    better = [level for level, low in lows.items() if low > 1]
     reasons = [f"below {NEVER_BELOW} of the best tree at {_listed(below)}"] * bool(below)
     reasons += [f"better at {_listed(better) or 'none'}"]
     return Verdict(not below and len(better) >= NUM_BETTER, "; ".join(reasons))
@@ -99,14 +98,11 @@ def _details(results: Results) -> list[list[str]]:
     return rows
 
 
-def _ratios(results: Results, over: str) -> dict[int, Ratio]:
-    found = {level: results.ratio(block, DEFAULT, over) for level, block in results.of_group("").items()}
-    return {level: value for level, value in found.items() if value is not None}
-
-
-def _low(value: Ratio) -> float:
-    assert value.low is not None
-    return value.low
+def _lower_ends(results: Results, over: str) -> dict[int, float] | None:
+    """Of the default policy's ratios, by concurrency; None where one is missing, or the file is of a dry run."""
+    ratios = {level: results.ratio(block, DEFAULT, over) for level, block in results.of_group("").items()}
+    lows = {level: value.low for level, value in ratios.items() if value is not None and value.low is not None}
+    return None if results.quick or len(lows) < len(ratios) else lows
 
 
 def _num_repeats(results: Results) -> int:

@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(argv)
     study = STUDIES[args.study].quick() if args.quick else STUDIES[args.study]
+    if args.quick and args.out is None:
+        raise ConfigError("--quick needs --out: a dry run does not belong among the results")
     out = args.out or RESULTS / f"{study.name}.json"
     check_output(out, "--out")
     most = max(concurrency for group in study.groups for concurrency in group.num_requests)
