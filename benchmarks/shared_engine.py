@@ -24,10 +24,11 @@ def open_engine(arms: Sequence[Arm], base: EngineConfig, *, recording: bool) -> 
     """
     from echo_sched.loop import DecodeLoop
 
-    drafting = next((arm.config for arm in arms if arm.config.policy != REFERENCE and arm.config.k_max), base)
-    price = "on" if any(arm.config.price == "on" for arm in arms) else "off"
+    drafting = [arm.config for arm in arms if arm.config.policy != REFERENCE]
+    first = next((config for config in drafting if config.k_max), base)
+    price = "on" if any(config.price == "on" for config in drafting) else "off"
     k_max = max(arm.config.k_max for arm in arms)
-    widest = drafting.model_copy(update={"k_max": k_max, "price": price, "profile": base.profile})
+    widest = first.model_copy(update={"k_max": k_max, "price": price, "profile": base.profile})
     return DecodeLoop.from_config(widest, recording=recording)
 
 

@@ -47,7 +47,8 @@ def grid_document(speeds: dict[str, float], concurrency: int = 4) -> dict[str, A
         "cells": [
             {"arm": arm, "concurrency": concurrency, "tokens": 100, "seconds": 100 / speed}
             for arm, speed in speeds.items()
-        ]
+        ],
+        "blocks": {f"c{concurrency}": {"concurrency": concurrency, "arms": {arm: {} for arm in speeds}}},
     }
 
 
@@ -81,7 +82,9 @@ def test_the_best_tree_is_the_grids_fastest_at_the_same_concurrency() -> None:
     assert best_tree(grid, 4) == "2.1" and best_tree(grid, 8) is None
     (outline,) = outlines(study_of("off", "best-tree"), BASE, {}, grid)
     assert outline.arms[1].name == "best-tree" and outline.arms[1].config.shapes == "1=2.1"
-    for unknown in (None, grid_document({"off": 90}), grid_document({"tree:1": 5}, concurrency=8)):
+    unfinished = grid_document({"tree:1": 5, "tree:1.1": 9})
+    unfinished["cells"].pop()
+    for unknown in (None, grid_document({"off": 90}), grid_document({"tree:1": 5}, concurrency=8), unfinished):
         with pytest.raises(ConfigError, match="run the study grid first"):
             outlines(study_of("off", "best-tree"), BASE, {}, unknown)
 
@@ -96,7 +99,11 @@ def test_an_arm_may_have_a_profile_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_declared_study_can_run(name: str, tmp_path: Path) -> None:
     study, levels = STUDIES[name], GRID.groups[0].num_requests
-    grid = {"cells": [cell for level in levels for cell in grid_document({"tree:1.1": 5}, level)["cells"]]}
+    grids = [grid_document({"tree:1.1": 5}, level) for level in levels]
+    grid = {
+        "cells": [cell for grid in grids for cell in grid["cells"]],
+        "blocks": {name: block for grid in grids for name, block in grid["blocks"].items()},
+    }
     found = outlines(study, BASE, {"maths": tmp_path / "maths", "chat": tmp_path / "chat"}, grid)
     assert len({outline.name for outline in found}) == len(found), "blocks need names of their own"
     for outline in found:
@@ -228,6 +235,12 @@ def test_without_the_prompts_a_study_says_so(tmp_path: Path) -> None:
 def test_a_dry_run_does_not_lie_among_the_results(data: Path) -> None:
     with pytest.raises(ConfigError, match="--quick needs --out"):
         command.main(["ready", "--quick", "--data", str(data)])
+
+
+def test_a_dry_runs_grid_chooses_no_tree(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid.json").write_text(json.dumps(grid_document({"tree:1": 5}) | {"quick": True}))
+    with pytest.raises(ConfigError, match="of a dry run"):
+        command.main(["bars", "--data", str(data), "--out", str(tmp_path / "bars.json")])
 
 
 # The command, on a tiny model, and what is made of its file.

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_output(out, "--out")
     most = max(concurrency for group in study.groups for concurrency in group.num_requests)
     base = engine_config(args, policy=REFERENCE, max_batch_size=most, seed=0, **study.settings)
-    found = outlines(study, base, args.profiles, _grid(study, out.parent))
+    found = outlines(study, base, args.profiles, _grid(study, out.parent, args.quick))
     names = dict.fromkeys(name for group in study.groups for name in group.sets)
     sets = load_sets(args.data, tuple(names), study.half)
 
@@ -131,10 +131,16 @@ def _identity(path: Path) -> dict[str, Any]:
     return {"file": path.name, "sha256": sha256(raw).hexdigest(), "data": json.loads(raw)["provenance"].get("data")}
 
 
-def _grid(study: Study, folder: Path) -> dict[str, Any] | None:
+def _grid(study: Study, folder: Path, quick: bool) -> dict[str, Any] | None:
+    """What the study `grid` left in this folder, where an arm asks for it. Raises ConfigError, DataError."""
     needed = any(BEST_TREE in group.arms for group in study.groups)
     path = folder / "grid.json"
-    return read_results(path) if needed and path.exists() else None
+    if not needed or not path.exists():
+        return None
+    grid = read_results(path)
+    if grid["quick"] and not quick:
+        raise ConfigError(f"{path} is of a dry run: it cannot say which tree is the best")
+    return grid
 
 
 def _profile_files(text: str) -> dict[str, Path]:

@@ -50,9 +50,15 @@ def num_nodes(shape: str) -> int:
 
 
 def best_tree(grid: Mapping[str, Any], concurrency: int) -> str | None:
-    """The shape with the most tokens per second; None where the grid was not run at this concurrency."""
+    """The shape with the most tokens per second; None where the grid has not run whole at this concurrency."""
     cells = [cell for cell in grid["cells"] if cell["concurrency"] == concurrency and cell["arm"].startswith(TREE)]
-    if not cells:
+    declared = {
+        arm
+        for block in grid["blocks"].values()
+        for arm in block["arms"]
+        if block["concurrency"] == concurrency and arm.startswith(TREE)
+    }
+    if not cells or not declared <= {cell["arm"] for cell in cells}:
         return None
     fastest = max(cells, key=lambda cell: float(cell["tokens"] / cell["seconds"]))
     return str(fastest["arm"]).removeprefix(TREE)
