@@ -81,7 +81,7 @@ def drive(plan: Plan, caps: Sequence[int], children: Children, shuffle: random.R
     if selection.kept is None:
         outcome.widened = leaves
     else:
-        trees = [tree.keep(nodes.tolist()) for tree, nodes in zip(trees, selection.kept, strict=True)]
+        trees = [tree.keep(nodes) for tree, nodes in zip(trees, selection.kept, strict=True)]
         outcome.reranked = {(r, tuple(tree.path(node))) for r, tree in enumerate(trees) for node in range(len(tree))}
     report = allocation.report
     outcome.num_nodes = report.num_nodes.tolist()

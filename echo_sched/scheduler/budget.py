@@ -11,6 +11,8 @@ those of order.py everywhere. Knows no drafter, no model and no policy, only the
 reported, and EAGLE-2's rerank (EMNLP 2024); tie rules and bookkeeping are ours.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
@@ -53,6 +55,7 @@ class Allocation:
         self._price_truncated = np.zeros(num_requests, np.int64)
         self._deepened: dict[int, int] = {}
         self._seen: list[Seen] = []
+        self._likeliest = np.zeros(0)  # the K_max best chances seen, best first; kept where the plan reranks
         self._log = ReadingLog()
         # Request i's frontier is its nodes [first[i], num_nodes[i]), whose values start at level_start[i].
         self._first = np.full(num_requests, ROOT)
@@ -78,6 +81,9 @@ class Allocation:
         chance = np.minimum(self._level_chance[row], self._acceptance.chance(self._depth, candidates.path_logp))
         decision = self._read_gate(candidates, row)
         offered = self._offered(candidates, decision)
+        if self._plan.rerank:
+            seen = np.concatenate([self._likeliest, chance])
+            self._likeliest = np.sort(seen)[::-1][: self._plan.k_max]
         granted = self._affordable(offered, chance)
         bought = granted[: self._num_bought(chance[granted])]
         self._note_truncated(decision, *(candidates.request[rows] for rows in (offered, granted, bought)))
@@ -154,8 +160,7 @@ class Allocation:
         if not (self._plan.rerank and self._plan.shares is None and offered.size):
             return offered[: self._remaining]
         # Children are never likelier than their parent: below what K_max leaves out in the end, nothing can be kept.
-        seen = np.sort(np.concatenate([*(part.chance for part in self._seen), chance]))[::-1]
-        within: IntArray = offered[chance[offered] >= seen[: self._plan.k_max][-1]]
+        within: IntArray = offered[chance[offered] >= self._likeliest[-1]]
         return within
 
     def _num_bought(self, chances: FloatArray) -> int:
@@ -170,7 +175,7 @@ class Allocation:
         if price is None or frontier.size == 0:
             return True
         if self._plan.rerank:
-            return price.pays(0.0, Seen.concat(self._seen).chance, frontier, 0, self._depth)
+            return price.pays(0.0, self._likeliest, frontier, 0, self._depth)
         return price.pays(self._gained, np.zeros(0), frontier, int(self._num_nodes.sum()), self._depth)
 
     def _note_truncated(self, decision: GateDecision, asked: IntArray, afforded: IntArray, served: IntArray) -> None:
@@ -199,22 +204,23 @@ class Allocation:
         """Keep nothing of what was grown."""
         self._num_dropped, self._num_nodes = self._num_nodes, np.zeros_like(self._num_nodes)
         self._gained = 0.0
-        return Selection(Grant.nothing(len(self._caps)), (np.zeros(0, np.int64),) * len(self._caps))
+        return Selection(Grant.nothing(len(self._caps)), ((),) * len(self._caps))
 
     def _rerank(self) -> Selection:
         """Pay for the best of all that was seen, as many as pay, and drop the rest."""
-        plan, num_requests, num_grown = self._plan, len(self._caps), self._num_nodes
+        plan, num_grown = self._plan, self._num_nodes
         kept = Seen.concat(self._seen).best(self._shares, plan.k_max)
         if plan.price is not None:
             kept = kept.take(np.arange(plan.price.best_count(0.0, kept.chance, 0, self._depth)))
         self._gained = float(kept.chance.sum())
         stay = kept.take(kept.node != NOT_GRANTED)
         leaves = self._leaves(kept.take(kept.node == NOT_GRANTED))
-        nodes = [np.sort(stay.node[stay.offers.request == request]) for request in range(num_requests)]
-        self._num_dropped = num_grown - np.array([len(numbers) for numbers in nodes], np.int64)
-        numbers = zip(nodes, num_grown.tolist(), self._num_nodes.tolist(), strict=True)
+        self._num_dropped = num_grown - np.bincount(stay.offers.request, minlength=len(num_grown))
         self._num_nodes = self._num_nodes - self._num_dropped
-        return Selection(leaves, tuple(np.concatenate([kept, np.arange(low, high)]) for kept, low, high in numbers))
+        request = np.concatenate([stay.offers.request, leaves.offers.request])
+        node = np.concatenate([stay.node, leaves.node])
+        ordered, ends = node[np.lexsort((node, request))].tolist(), np.cumsum(self._num_nodes).tolist()
+        return Selection(leaves, tuple(ordered[low:high] for low, high in pairwise([0, *ends])))
 
     def _leaves(self, chosen: Seen) -> Grant:
         """Charge nodes that get no children."""

@@ -17,7 +17,8 @@ def best_first(offers: Offers) -> Offers:
 
 def rank_within(group: IntArray) -> IntArray:
     """[n] how many earlier entries carry the same number."""
-    order = np.argsort(group, kind="stable")
+    narrow = group.size > 0 and group.max() <= np.iinfo(np.uint16).max  # for which numpy's stable sort is linear
+    order = np.argsort(group.astype(np.uint16) if narrow else group, kind="stable")
     ordered = group[order]
     place = np.arange(len(group))
     begins = np.ones(len(group), np.bool_)

@@ -4,6 +4,7 @@ Data only. A plan is all an allocation knows of the policy that wrote it, so tha
 drives the same code. B is the number of decoding requests of the step; requests are named by index, in arrival order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -84,7 +85,7 @@ class Selection(NamedTuple):
     """How a step's trees end: what is added to them, and what stays of them."""
 
     leaves: Grant  # planted first
-    kept: tuple[IntArray, ...] | None  # [B] nodes to be verified, ascending, parents among them; None: all
+    kept: tuple[Sequence[int], ...] | None  # [B] nodes to be verified, ascending, parents among them; None: all
 
 
 class GateReadings(NamedTuple):

@@ -15,7 +15,7 @@ NOT_GRANTED = -2  # no node number; -1 is the root
 
 
 class Seen(NamedTuple):
-    """Arrays [C]; granted candidates have their node numbers."""
+    """Arrays [C]; granted candidates have their node numbers. By depth, and at each depth best first (order.py)."""
 
     offers: Offers
     node: IntArray  # NOT_GRANTED for those that were not
@@ -41,11 +41,10 @@ class Seen(NamedTuple):
     def best(self, room: IntArray, count: int) -> "Seen":
         """The best candidates, at most `room` [B] of each request and `count` of all, best first.
 
-        By chance, then by path logprob, since chances may tie where path probabilities do not; of equals the shallower.
-        Neither ever rises from parent to child, so that nothing is chosen without its parent.
+        By chance, then by path logprob, since chances may tie where path probabilities do not; of equals the shallower,
+        and then as at one depth: they are in that order already. Neither chance nor path logprob ever rises from parent
+        to child, so that nothing is chosen without its parent.
         """
-        offers = self.offers
-        keys = (offers.parent, offers.token, offers.request, self.depth, -offers.path_logp, -self.chance)
-        order = np.lexsort(keys)
-        request = offers.request[order]
+        order = np.lexsort((-self.offers.path_logp, -self.chance))
+        request = self.offers.request[order]
         return self.take(order[rank_within(request) < room[request]][:count])
