@@ -5,7 +5,6 @@ target either; the first path of every tree is taken for accepted.
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +33,9 @@ FLAT_COST = CostTable((1, 100_000), (0,), ((1.0,), (1.001,)), 0.001, {})
 class MadeUpDrafter:
     """Two children below the first frontier node of every request; how sure they are differs by request and depth."""
 
-    name, fingerprint, aux_layers = "made up", None, ()
+    name = "made up"
+    fingerprint: str | None = None
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(self, num_requests: int) -> None:
         self._logp = np.log(np.random.default_rng(0).uniform(0.5, 1.0, (num_requests, CHILDREN)) / [1, 2])
@@ -97,7 +98,7 @@ class HostWork:
 
     def serve(self) -> dict[str, float]:
         """Seconds of growing (decisions and planting), packing and recording, in one step of the decode loop."""
-        seconds = Counter[str]()
+        seconds = dict.fromkeys(("schedule", "draft", "pack", "records"), 0.0)
 
         @contextmanager
         def clock(phase: str) -> Iterator[None]:

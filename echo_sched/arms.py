@@ -24,6 +24,8 @@ ARM_SETTINGS = (
     "transfer",
     "widen",
     "widen_scope",
+    "node_floor",
+    "max_step_stretch",
 )
 
 

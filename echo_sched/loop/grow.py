@@ -26,7 +26,7 @@ def grow_trees(
     trees = [DraftTree() for _ in requests]
     # The last token a request may emit needs no draft, so a tree is never deeper than what is left minus one.
     caps = [r.num_remaining - 1 if r.params.speculation else 0 for r in requests]
-    ending = np.array(sorted(eos_ids.union(*(r.params.stop_token_ids for r in requests))), np.int64)
+    ending = np.array(sorted({*eos_ids, *(token for r in requests for token in r.params.stop_token_ids)}), np.int64)
     allocation = Allocation(plan, np.array(caps, np.int64))
     growing = np.flatnonzero(allocation.active)
     frontier = Frontier(growing, np.full(growing.size, ROOT))

@@ -51,6 +51,7 @@ class EchoPolicy:
             widen=settings.widen == "on",
             widen_scope=settings.widen_scope,
             price=self._economy.price(load, k_max),
+            fairness=load.fairness(settings.node_floor, k_max) if even is None else None,
         )
 
     def observe(self, load: Load, report: AllocationReport) -> None:

@@ -52,7 +52,7 @@ class Economy:
     def _choose_k_max(self, load: Load) -> int:
         settings = self._settings
         free = settings.price == "off" or settings.k_max_rule == "fixed" or self._cost is None
-        if free or self._gain is None or load.num_requests == 0:
+        if free or self._gain is None or load.num_requests == 0 or load.need is not None:  # targets come before rates
             return settings.k_max
         step, batch = self._changed_at
         moved = abs(load.num_requests - batch) > BATCH_MOVE * batch
@@ -86,10 +86,12 @@ class Economy:
 
     def _price(self, load: Load, k_max: int) -> Price:
         assert self._cost is not None
-        beside = load.num_requests + load.num_prompt_tokens
+        beside, stretch = load.num_requests + load.num_prompt_tokens, self._settings.max_step_stretch
+        seconds = self._cost.curve(beside, beside + k_max, load.context)
         return Price(
             base_tokens=float(load.num_requests),
-            verify_seconds=self._cost.curve(beside, beside + k_max, load.context),
+            verify_seconds=seconds,
+            max_seconds=np.inf if stretch is None else float((1.0 + stretch) * seconds[0]),
             level_seconds=self._cost.draft_level_seconds,
             acceptance=self._acceptance,
             continuation=self._continuation,

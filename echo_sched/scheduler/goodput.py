@@ -28,6 +28,7 @@ class GoodputPolicy:
             thresholds=(None,) * settings.max_depth,
             rerank=True,
             price=self._economy.price(load, k_max),
+            fairness=load.fairness(settings.node_floor, k_max),
         )
 
     def observe(self, load: Load, report: AllocationReport) -> None:

@@ -6,13 +6,14 @@ order in which candidates arrive.
 
 import numpy as np
 
-from echo_sched.tree import BoolArray, IntArray, Offers
+from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
 
-def best_first(offers: Offers) -> Offers:
-    """By path logprob."""
+def best_first(offers: Offers, weight: FloatArray) -> Offers:
+    """By path probability times the request's weight [B]."""
     assert not np.isnan(offers.path_logp).any()
-    return offers.take(np.lexsort((offers.parent, offers.token, offers.request, -offers.path_logp)))
+    worth = offers.path_logp + np.log(weight)[offers.request]
+    return offers.take(np.lexsort((offers.parent, offers.token, offers.request, -worth)))
 
 
 def rank_within(group: IntArray) -> IntArray:

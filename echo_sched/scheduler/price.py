@@ -22,6 +22,12 @@ class Price(NamedTuple):
     level_seconds: float  # drafting one level
     acceptance: Acceptance
     continuation: tuple[float, ...]  # [max_depth] share of a node's chance that its children at that depth keep
+    max_seconds: float = np.inf  # of forward and drafting together
+
+    def most_nodes(self, num_levels: int) -> int:
+        """How many nodes fit into `max_seconds` beside the drafting of `num_levels` levels; -1: not even that."""
+        fits = self.verify_seconds + num_levels * self.level_seconds <= self.max_seconds
+        return int(np.flatnonzero(fits)[-1]) if fits.any() else -1
 
     def best_count(self, gained: float, chances: FloatArray, num_nodes: int, num_levels: int) -> int:
         """How many of further candidates, in their order, raise the rate most; the fewest of equals.
