@@ -6,10 +6,13 @@ import pytest
 
 from echo_sched.errors import RequestError
 from echo_sched.loop.load import LoadMeter
+from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.economy import HOLD_STEPS
 from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams, ServiceParams
+from tests.allocation_twin import drive
 from tests.loops import STAIRS, assert_equal_to_reference, mixed_requests, scripted, tiny_loop, tiny_target
 
 GREEDY = SamplingParams(max_new_tokens=20, temperature=0.0)
@@ -67,13 +70,19 @@ def test_service_fields_out_of_range_are_refused_by_name(field: str, value: floa
 
 
 def test_a_step_with_somebody_in_need_may_spend_all_of_k_max() -> None:
-    """The rate alone would have K_max 0: a node costs more than it brings."""
-    policy = make_policy(PolicySettings(k_max=8), replace(built_in_profile("eagle3"), cost=STAIRS))
-    meter = LoadMeter(FakeClock())
+    """The rate alone has K_max 0: a forward takes as long as it has tokens, so a node costs more than it brings."""
+    dear = CostTable(tuple(range(1, 20)), (0,), tuple((float(n),) for n in range(1, 20)), 0.1, {})
+    policy = make_policy(PolicySettings(k_max=8), replace(built_in_profile("eagle3"), cost=dear))
+    for step in range(HOLD_STEPS + 2):
+        load = Load(1, step)
+        policy.observe(load, drive(policy.plan(load), [20], lambda request, path: [(1, 0.5)]).report)
     urgent = decoding("b", 1, tpot_slo_ms=1.0)
     urgent.first_token_at = 99.0
-    plan = policy.plan(meter.load(0, [urgent], []))
-    assert plan.k_max == 8 and plan.fairness is not None and plan.fairness.need[0] > 100
+    load = LoadMeter(FakeClock()).load(HOLD_STEPS + 2, [urgent], [])
+    assert policy.plan(load._replace(pace=None)).k_max == 0
+    plan = policy.plan(load)
+    assert plan.k_max == 8 and plan.fairness is not None
+    assert drive(plan, [20], lambda request, path: [(1, 0.5)]).report.num_nodes.tolist() == [4]  # half of K_max
 
 
 def with_services(count: int) -> list[Request]:
