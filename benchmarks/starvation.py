@@ -112,7 +112,7 @@ def summarise(trials: dict[str, list[Gaps]]) -> dict[str, Any]:
             "p95_seconds": _spread([_p95(trial) for trial in repeats]),
             "p95_ratio": _spread([_p95(mine) / _p95(off) for mine, off in zip(repeats, plain, strict=True)]),
             "mean_ratio": _spread(
-                [np.mean(mine.seconds) / np.mean(off.seconds) for mine, off in zip(repeats, plain, strict=True)]
+                [float(np.mean(mine.seconds) / np.mean(off.seconds)) for mine, off in zip(repeats, plain, strict=True)]
             ),
             "tokens_per_gap": repeats[0].num_tokens / len(repeats[0].seconds),
             "tokens_per_second": _spread([trial.tokens_per_second for trial in repeats]),

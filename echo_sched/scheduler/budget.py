@@ -19,7 +19,7 @@ import numpy as np
 from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.fairness import FLOOR, REST, Fairness
 from echo_sched.scheduler.gate import GateDecision, read_gate
-from echo_sched.scheduler.order import best_first, mask, rank_within
+from echo_sched.scheduler.order import best_first, largest, mask, rank_within
 from echo_sched.scheduler.plan import AllocationReport, Grant, Plan, Selection
 from echo_sched.scheduler.seen import NOT_GRANTED, Seen
 from echo_sched.scheduler.tally import Tally
@@ -52,8 +52,9 @@ class Allocation:
         self._tally = Tally(plan, num_requests)
         self._seen: list[Seen] = []
         self._num_seen = np.zeros(num_requests, np.int64)
-        # The K_max most valuable candidates seen, best first: worth [<= K_max], chance. Kept where the plan reranks.
-        self._best = (np.zeros(0), np.zeros(0))
+        # The K_max largest chances seen, and the K_max largest worths, which are chances times weights; where the plan
+        # reranks. In no order.
+        self._best_chances, self._best_worths = np.zeros(0), np.zeros(0)
         # Request i's frontier is its nodes [first[i], num_nodes[i]), whose values start at level_start[i].
         self._first = np.full(num_requests, ROOT)
         self._level_start = np.arange(num_requests)
@@ -133,9 +134,9 @@ class Allocation:
     def _note_seen(self, candidates: Offers, chance: FloatArray) -> None:
         self._num_seen = self._num_seen + np.bincount(candidates.request, minlength=len(self._caps))
         if self._plan.rerank:
-            worth = np.concatenate([self._best[0], chance * self._fairness.weight[candidates.request]])
-            order = np.argsort(-worth, kind="stable")[: self._plan.k_max]
-            self._best = worth[order], np.concatenate([self._best[1], chance])[order]
+            worth = chance * self._fairness.weight[candidates.request]
+            self._best_chances = largest(np.concatenate([self._best_chances, chance]), self._plan.k_max)
+            self._best_worths = largest(np.concatenate([self._best_worths, worth]), self._plan.k_max)
 
     def _offered(self, candidates: Offers, decision: GateDecision) -> IntArray:
         """Rows that requests ask for: past the gate, within siblings, width and share."""
@@ -158,7 +159,7 @@ class Allocation:
             if self._plan.shares is None and offered.size:
                 # Children are never likelier than their parent: below what K_max leaves out, nothing can be kept.
                 worth = chance[offered] * self._fairness.weight[request[offered]]
-                offered = offered[(worth >= self._best[0][-1]) | (tier < REST)]
+                offered = offered[(worth >= self._best_worths.min()) | (tier < REST)]
             return offered, 0
         order = np.argsort(tier, kind="stable")
         offered, tier, room = offered[order], tier[order], self._room(self._depth)
@@ -188,7 +189,7 @@ class Allocation:
         if (self.active & self._fairness.in_need(self._num_nodes, self._gained_by)).any():
             return True
         if self._plan.rerank:
-            return price.pays(0.0, self._best[1], frontier, 0, self._depth)
+            return price.pays(0.0, self._best_chances, frontier, 0, self._depth)
         return price.pays(self._gained, np.zeros(0), frontier, int(self._num_nodes.sum()), self._depth)
 
     def _widen(self) -> Grant:

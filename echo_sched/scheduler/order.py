@@ -29,6 +29,12 @@ def rank_within(group: IntArray) -> IntArray:
     return rank
 
 
+def largest(values: FloatArray, count: int) -> FloatArray:
+    """[<= count] the largest values, in no order. count is at least 1."""
+    surplus = len(values) - count
+    return values if surplus <= 0 else np.partition(values, surplus)[surplus:]
+
+
 def even_shares(k_max: int, num_requests: int) -> IntArray:
     """[B] K_max split evenly; the first requests in arrival order get one more where it does not divide."""
     index = np.arange(num_requests)
