@@ -26,6 +26,8 @@ ARM_SETTINGS = (
     "widen_scope",
     "explore",
     "adapt",
+    "node_floor",
+    "max_step_stretch",
 )
 LIVE_SETTINGS = ("policy", *ARM_SETTINGS)  # what may change while an engine runs
 

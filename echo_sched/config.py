@@ -84,6 +84,18 @@ class EngineConfig(BaseModel):
         pattern=r"^\d+=[\d.]*(/\d+=[\d.]*)*$",
         description="table: children per node at each depth, by smallest batch size; nothing behind = drafts nothing",
     )
+    node_floor: int = Field(
+        0,
+        ge=0,
+        description="echo, goodput: draft nodes every decoding request gets of its best offers before others get more, "
+        "whatever gate and price say; an even share of K_max at most",
+    )
+    max_step_stretch: float | None = Field(
+        None,
+        ge=0,
+        description="bound on what drafts may cost those who get none: drafting and verifying take at most 1 + X times "
+        "what plain decoding's step is expected to; needs --price on (default: no bound)",
+    )
     dtype: DtypeName = Field("auto", description="precision of weights and KV (auto: the checkpoint's own)")
     numerics: NumericsName = Field(
         "fast", description="exact: a row's result never depends on what is batched with it, bit for bit"

@@ -16,6 +16,8 @@ SEED_BITS = 53  # of seeds that we make: they are reported in JSON, where many c
 # Stops are looked for at every token, on the thread that serves everybody.
 MAX_STOPS, MAX_STOP_LEN, MAX_STOP_IDS = 64, 256, 1024
 MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
+MIN_PRIORITY, MAX_PRIORITY = 0.001, 1000.0
+MAX_TPOT_MS = 1e6
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,25 @@ class LogprobParams:
         if self.logprob_start_len < -1:
             message = f"logprob_start_len must be -1 (no prompt token) or an index, got {self.logprob_start_len}"
             raise RequestError(message, "logprob_start_len")
+
+
+@dataclass(frozen=True)
+class ServiceParams:
+    """How a request is served beside others. Changes when its tokens come, never which.
+
+    Raises RequestError, naming the field, for any value out of range.
+    """
+
+    priority: float = 1.0  # what its draft nodes weigh where the budget is scarce
+    tpot_slo_ms: float | None = None  # milliseconds per output token after the first that it should take; None: any
+
+    def __post_init__(self) -> None:
+        if not MIN_PRIORITY <= self.priority <= MAX_PRIORITY:
+            message = f"priority must be in [{MIN_PRIORITY:g}, {MAX_PRIORITY:g}], got {self.priority:g}"
+            raise RequestError(message, "priority")
+        if self.tpot_slo_ms is not None and not 0.0 < self.tpot_slo_ms <= MAX_TPOT_MS:
+            message = f"tpot_slo_ms must be above 0 and at most {MAX_TPOT_MS:g}, got {self.tpot_slo_ms:g}"
+            raise RequestError(message, "tpot_slo_ms")
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -13,6 +13,7 @@ Knows nothing of tensors, caches or policies.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -158,10 +159,14 @@ class SuperTree(NamedTuple):
 
 def depths_of(parents: Sequence[int] | IntArray) -> IntArray:
     """Distance of each row from the cache, given parents [n] that precede their children."""
-    depths = np.zeros(len(parents), np.int64)
-    for row, parent in enumerate(parents):
+    return np.array(_depths(parents), np.int64)
+
+
+def _depths(parents: Sequence[int] | IntArray) -> list[int]:
+    depths: list[int] = []
+    for row, parent in enumerate(parents.tolist() if isinstance(parents, np.ndarray) else parents):
         assert parent < row, "parents precede children"
-        depths[row] = 0 if parent < 0 else depths[parent] + 1
+        depths.append(0 if parent < 0 else depths[parent] + 1)
     return depths
 
 
@@ -184,26 +189,25 @@ def is_prefix_closed(parents: Sequence[int] | IntArray) -> bool:
 def pack(segments: Sequence[Segment]) -> SuperTree:
     """Lay the segments of a step end to end."""
     lengths = [len(segment.tokens) for segment in segments]
-    start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    tails = [np.asarray(segment.tail, np.int64) for segment in segments]
-    parents = [np.asarray(segment.parents, np.int64) for segment in segments]
-    depth = [depths_of(np.concatenate(rows))[len(rows[0]) :] for rows in zip(tails, parents, strict=True)]
+    start = np.cumsum([0, *lengths])
+    depth = _join([_depths([*segment.tail, *segment.parents])[len(segment.tail) :] for segment in segments])
     base_len = np.array([segment.base_len for segment in segments], np.int64)
-    wanted = [segment.num_logit_rows for segment in segments]
+    wanted = np.array([segment.num_logit_rows for segment in segments], np.int64)
+    logit_start = np.cumsum([0, *wanted])
     return SuperTree(
-        token=_join([np.asarray(segment.tokens, np.int64) for segment in segments]),
-        parent=_join(parents),
-        depth=_join(depth),
-        position=_join([d + base for d, base in zip(depth, base_len, strict=True)]),
+        token=_join([segment.tokens for segment in segments]),
+        parent=_join([segment.parents for segment in segments]),
+        depth=depth,
+        position=depth + np.repeat(base_len, lengths),
         segment=np.repeat(np.arange(len(segments), dtype=np.int64), lengths),
         slot=np.array([segment.slot for segment in segments], np.int64),
         base_len=base_len,
-        tail=tuple(tails),
+        tail=tuple(np.asarray(segment.tail, np.int64) for segment in segments),
         start=start,
-        logit_row=_join([np.arange(high - n, high) for high, n in zip(start[1:], wanted, strict=True)]),
-        logit_start=np.concatenate([[0], np.cumsum(wanted)]).astype(np.int64),
+        logit_row=np.arange(logit_start[-1]) + np.repeat(start[1:] - logit_start[1:], wanted),
+        logit_start=logit_start,
     )
 
 
-def _join(parts: Sequence[IntArray]) -> IntArray:
-    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+def _join(parts: Sequence[Sequence[int]]) -> IntArray:
+    return np.array(list(chain.from_iterable(parts)), np.int64)

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from echo_sched.params import MAX_SEED as MAX_SEED
 from echo_sched.params import LogprobParams as LogprobParams
 from echo_sched.params import SamplingParams as SamplingParams
+from echo_sched.params import ServiceParams as ServiceParams
 from echo_sched.tree import IntArray, Offers
 
 
@@ -59,6 +60,8 @@ class Request:
     stats: RequestStats = field(default_factory=RequestStats)
     group: str | None = None  # the name that the answers to one prompt share, where there are several
     logprobs: LogprobParams | None = None  # None: it wants none
+    service: ServiceParams = field(default_factory=ServiceParams)
+    first_token_at: float | None = None  # by the loop's clock; None before it
 
     @property
     def num_tokens(self) -> int:

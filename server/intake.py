@@ -4,18 +4,20 @@ Knows the tokenizer and the model's limits, and nothing of threads or sockets.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from echo_sched.errors import RequestError
 from echo_sched.params import choice_seed
-from echo_sched.types import LogprobParams, Request, SamplingParams
+from echo_sched.types import Request, SamplingParams
 from server.engine_thread import ServedModel
 from server.fields import check_ids, check_list
 from server.logprobs import logprob_params
 from server.sampling import to_params
 from server.schemas import GenerateBody, SamplingBody
+from server.service import service_params
 
 DEFAULT_MAX_NEW_TOKENS = SamplingParams.max_new_tokens
 
@@ -31,29 +33,30 @@ def to_requests(body: GenerateBody, model: ServedModel) -> list[Request]:
     sampling = _sampling(body, len(prompts), is_list)
     rids = _request_ids(body, len(prompts), is_list)
     logprobs = logprob_params(body, len(prompts), is_list)
+    services = service_params(body, len(prompts), is_list)
     speculation = body.speculation is not False
     requests: list[Request] = []
-    for prompt, (field, given), rid, wanted in zip(prompts, sampling, rids, logprobs, strict=True):
+    columns = zip(prompts, sampling, rids, logprobs, services, strict=True)
+    for prompt, (field, given), rid, wanted, service in columns:
         ids = _token_ids(prompt, model)
         max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, given, model.max_model_len)
         params = to_params(field, given, max_new_tokens, speculation, model.vocab_size)
         if wanted is not None and wanted.logprob_start_len > len(ids):
             message = f"logprob_start_len is {wanted.logprob_start_len}, but {prompt.field} has {len(ids)} tokens"
             raise RequestError(message, "logprob_start_len")
-        requests += _choices(rid, ids, params, wanted, given.n or 1)
+        alike = partial(Request, prompt_ids=ids, logprobs=wanted, service=service)
+        requests += _choices(alike, rid, params, given.n or 1)
     if len({request.request_id for request in requests}) < len(requests):
         raise RequestError("rid names a prompt as another's choice is named", "rid")
     return requests
 
 
-def _choices(
-    rid: str, ids: tuple[int, ...], params: SamplingParams, logprobs: LogprobParams | None, count: int
-) -> list[Request]:
+def _choices(make: Callable[..., Request], rid: str, params: SamplingParams, count: int) -> list[Request]:
     """`count` answers to one prompt: each could be had alone, by its own seed."""
     if count == 1:
-        return [Request(rid, ids, params, logprobs=logprobs)]
+        return [make(rid, params=params)]
     keyed = [replace(params, seed=choice_seed(params.seed, choice)) for choice in range(count)]
-    return [Request(f"{rid}-{k}", ids, keyed[k], group=rid, logprobs=logprobs) for k in range(count)]
+    return [make(f"{rid}-{k}", params=keyed[k], group=rid) for k in range(count)]
 
 
 def check_size(body: GenerateBody, max_sequences: int) -> None:

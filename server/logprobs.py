@@ -4,14 +4,12 @@ Knows nothing of models; an entry is [logprob, token id, text or null].
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from echo_sched.errors import RequestError
 from echo_sched.types import Logprob, LogprobParams, TokenLogprobs
-from server.fields import check_list
+from server.fields import each
 from server.schemas import GenerateBody
-
-T = TypeVar("T")
 
 # Values that clients send along without asking for logprobs, and that then mean nothing.
 NEUTRAL = {"top_logprobs_num": {0}, "logprob_start_len": {-1, 0}}
@@ -19,9 +17,9 @@ NEUTRAL = {"top_logprobs_num": {0}, "logprob_start_len": {-1, 0}}
 
 def logprob_params(body: GenerateBody, num_prompts: int, is_list: bool) -> list[LogprobParams | None]:
     """What each prompt's answers are to tell. Raises RequestError naming the field."""
-    asking = _each("return_logprob", body.return_logprob, False, num_prompts, is_list)
-    tops = _each("top_logprobs_num", body.top_logprobs_num, 0, num_prompts, is_list)
-    starts = _each("logprob_start_len", body.logprob_start_len, -1, num_prompts, is_list)
+    asking = each("return_logprob", body.return_logprob, False, num_prompts, is_list)
+    tops = each("top_logprobs_num", body.top_logprobs_num, 0, num_prompts, is_list)
+    starts = each("logprob_start_len", body.logprob_start_len, -1, num_prompts, is_list)
     if not any(asking):
         for field, values in (("top_logprobs_num", tops), ("logprob_start_len", starts)):
             if not set(values) <= NEUTRAL[field]:
@@ -30,14 +28,6 @@ def logprob_params(body: GenerateBody, num_prompts: int, is_list: bool) -> list[
         LogprobParams(top, start, bool(body.return_text_in_logprobs)) if asks else None
         for asks, top, start in zip(asking, tops, starts, strict=True)
     ]
-
-
-def _each(field: str, given: T | list[T] | None, default: T, num_prompts: int, is_list: bool) -> list[T]:
-    """One value per prompt."""
-    if isinstance(given, list):
-        check_list(field, len(given), num_prompts, is_list)
-        return given
-    return [default if given is None else given] * num_prompts
 
 
 def logprob_info(

@@ -30,7 +30,6 @@ UNSUPPORTED_BODY: Mapping[str, tuple[Any, ...]] = {
     "modalities": (),
     "session_params": ({},),
     "custom_logit_processor": ("",),
-    "priority": (0,),
     "user": ("",),
     "metadata": ({},),
     "tools": (),
@@ -99,6 +98,8 @@ class GenerateBody(Body):
     logprob_start_len: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     speculation: bool | None = None
+    priority: float | list[float] | None = None
+    tpot_slo_ms: float | list[float] | None = None
 
 
 class AbortBody(Body):

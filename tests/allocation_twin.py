@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from echo_sched.scheduler.budget import Allocation
+from echo_sched.scheduler.fairness import FLOOR, REST, TARGET, Fairness
 from echo_sched.scheduler.plan import AllocationReport, Grant, Plan
 from echo_sched.tree import ROOT, DraftTree, Offers
 
@@ -81,7 +82,7 @@ def drive(plan: Plan, caps: Sequence[int], children: Children, shuffle: random.R
     if selection.kept is None:
         outcome.widened = leaves
     else:
-        trees = [tree.keep(nodes.tolist()) for tree, nodes in zip(trees, selection.kept, strict=True)]
+        trees = [tree.keep(nodes) for tree, nodes in zip(trees, selection.kept, strict=True)]
         outcome.reranked = {(r, tuple(tree.path(node))) for r, tree in enumerate(trees) for node in range(len(tree))}
     report = allocation.report
     outcome.num_nodes = report.num_nodes.tolist()
@@ -131,6 +132,7 @@ class SlowRequest:
     index: int
     cap: int
     share: int
+    weight: float = 1.0
     nodes: dict[Path, float] = field(default_factory=lambda: dict[Path, float]())
     chances: dict[Path, float] = field(default_factory=lambda: {(): 1.0})
     frontier: list[Path] = field(default_factory=lambda: [()])
@@ -138,6 +140,11 @@ class SlowRequest:
     gate_truncated: int = 0
     budget_truncated: int = 0
     price_truncated: int = 0
+    num_seen: int = 0
+
+    @property
+    def gained(self) -> float:
+        return sum(self.chances[path] for path in self.nodes)
 
     def logp(self, path: Path) -> float:
         return self.nodes[path] if path else 0.0
@@ -145,10 +152,10 @@ class SlowRequest:
     def order(self, path: Path, logp: float) -> tuple[float, int, int, int]:
         """Best path, then arrival, then token, then the parent that was granted first."""
         parent = list(self.nodes).index(path[:-1]) if len(path) > 1 else ROOT
-        return -logp, self.index, path[-1], parent
+        return -(logp + float(np.log(self.weight))), self.index, path[-1], parent
 
 
-@dataclass
+@dataclass(eq=False)
 class Wish:
     """A candidate: somebody's possible node."""
 
@@ -166,7 +173,7 @@ class Wish:
     def order_across_depths(self) -> tuple[float, ...]:
         """By chance first; of equals the shallower comes first, so that nobody precedes its parent."""
         logp, *ties = self.order
-        return -self.chance, logp, len(self.path), *ties
+        return -self.chance * self.request.weight, logp, len(self.path), *ties
 
 
 class SlowAllocation:
@@ -175,7 +182,7 @@ class SlowAllocation:
     def __init__(self, plan: Plan, caps: Sequence[int], children: Children) -> None:
         self.plan = plan
         self.children = children
-        self.budget = 10**6 if plan.rerank else plan.k_max
+        self.fair = Fairness.neutral(len(caps)) if plan.fairness is None else plan.fairness
         self.pool: list[Wish] = []
         self.seen: list[Wish] = []
         self.num_levels = 0
@@ -183,7 +190,12 @@ class SlowAllocation:
         self.outcome = Outcome()
         shares = [plan.k_max] * len(caps) if plan.shares is None else plan.shares
         self.requests = [
-            SlowRequest(index, min(cap, plan.max_depth), 10**6 if plan.rerank and share else share)
+            SlowRequest(
+                index,
+                min(cap, plan.max_depth),
+                10**6 if plan.rerank and share else share,
+                float(self.fair.weight[index]),
+            )
             for index, (cap, share) in enumerate(zip(caps, shares, strict=True))
         ]
         self.shares = shares
@@ -192,12 +204,12 @@ class SlowAllocation:
         for request in self.requests:
             request.going = request.cap >= 1 and request.share >= 1
         for depth in range(1, self.plan.max_depth + 1):
-            if self.budget == 0 or not self.pays or not any(request.going for request in self.requests):
+            if self.room(depth) <= 0 or not self.pays or not any(request.going for request in self.requests):
                 break
             self.num_levels = depth
             offers = [self.offers(request, depth) for request in self.requests if request.going]
             self.charge([wish for wishes in offers for wish in wishes], depth)
-        if self.plan.widen:
+        if self.plan.verify and not self.plan.rerank:
             self.widen()
         self.report()
         if self.plan.rerank:
@@ -216,6 +228,7 @@ class SlowAllocation:
                 chance = min(request.chances[path], self.chance(depth, logp))
                 seen.append(Wish(request, (*path, token), logp, chance))
         self.seen += seen
+        request.num_seen += len(seen)
         self.outcome.num_offered += len(seen)
         request.going = False
         if not seen:
@@ -259,12 +272,19 @@ class SlowAllocation:
         for request in askers:
             request.frontier = []
         ordered = sorted(offers, key=lambda wish: wish.order)
-        affordable = ordered[: self.budget]
-        if self.plan.rerank and self.plan.shares is None:
-            best = sorted((wish.chance for wish in self.seen), reverse=True)[: self.plan.k_max]
-            affordable = [wish for wish in affordable if wish.chance >= best[-1]]
-        served = affordable if self.plan.rerank else self.worthwhile(affordable)
-        self.pool += ordered[len(served) :]
+        tiers = self.tiers(ordered, [len(r.nodes) for r in self.requests], [r.gained for r in self.requests])
+        if not self.plan.rerank:
+            affordable = self.affordable(ordered, tiers, depth)
+            served = self.worthwhile(affordable, sum(tiers[wish] < REST for wish in affordable))
+        elif self.plan.shares is None and ordered:
+            best = sorted((wish.chance * wish.request.weight for wish in self.seen), reverse=True)[: self.plan.k_max]
+            affordable = [
+                wish for wish in ordered if wish.chance * wish.request.weight >= best[-1] or tiers[wish] < REST
+            ]
+            served = affordable
+        else:
+            served = affordable = ordered
+        self.pool += [wish for wish in ordered if wish not in served]
         for wish in served:
             self.pay(wish, self.outcome.grown)
             wish.request.frontier.append(wish.path)
@@ -277,6 +297,40 @@ class SlowAllocation:
                 request.price_truncated = depth
             request.going = bool(request.frontier) and depth < request.cap and len(request.nodes) < request.share
         self.pays = self.next_level_pays(depth)
+
+    def affordable(self, ordered: list[Wish], tiers: dict[Wish, int], depth: int) -> list[Wish]:
+        """Floors first, then as much as leaves enough for floors that are still to be reached."""
+        floors = [wish for wish in ordered if tiers[wish] == FLOOR]
+        kept_back = 0
+        for request in self.requests:
+            has = len(request.nodes) + sum(wish.request is request for wish in floors)
+            missing = max(0, self.fair.floor - has)
+            going = any(wish.request is request for wish in ordered) and depth < request.cap
+            kept_back += missing if going else min(missing, request.num_seen - has)
+        room = self.room(depth)
+        others = [wish for tier in (TARGET, REST) for wish in ordered if tiers[wish] == tier]
+        return (floors + others[: max(0, room - kept_back - len(floors))])[:room]
+
+    def tiers(self, ordered: list[Wish], counts: list[int], gains: list[float]) -> dict[Wish, int]:
+        """The tier of each wish, all of them best first, beside so many nodes of so much chance per request."""
+        counts, gains, fair = list(counts), list(gains), self.fair
+        tiers = {}
+        for wish in ordered:
+            index = wish.request.index
+            needed = gains[index] < fair.need[index] and counts[index] < fair.most_claimed
+            tiers[wish] = FLOOR if counts[index] < fair.floor else TARGET if needed else REST
+            counts[index] += 1
+            gains[index] += wish.chance
+        return tiers
+
+    def room(self, num_levels: int) -> int:
+        """Nodes that may still be verified beside so many levels of drafting."""
+        price, most = self.plan.price, self.plan.k_max
+        if price is not None:
+            drafting = price.start_seconds + num_levels * price.level_seconds if num_levels else 0.0
+            seconds = [float(verify) + drafting for verify in price.verify_seconds]
+            most = max((count for count in range(most + 1) if seconds[count] <= price.max_seconds), default=-1)
+        return most if self.plan.rerank else most - sum(len(request.nodes) for request in self.requests)
 
     def chance(self, depth: int, logp: float) -> float:
         if self.plan.price is None:
@@ -297,22 +351,29 @@ class SlowAllocation:
         rates = []
         for count in range(min(len(chances), self.plan.k_max - len(verified)) + 1):
             tokens = price.base_tokens + sum(verified) + sum(chances[:count])
-            drafting = price.start_seconds + num_levels * price.level_seconds
+            drafting = price.start_seconds + num_levels * price.level_seconds if num_levels else 0.0
             seconds = price.verify_seconds[len(verified) + count] + drafting
             rates.append(tokens / float(seconds))
         return rates
 
-    def worthwhile(self, wishes: list[Wish]) -> list[Wish]:
-        """The beginning of the list that gives the best rate."""
+    def worthwhile(self, wishes: list[Wish], num_claimed: int) -> list[Wish]:
+        """The beginning of the list that gives the best rate, of those that hold all that is claimed."""
         if self.plan.price is None:
             return wishes
-        rates = self.rates([wish.chance for wish in wishes], self.num_levels)
-        return wishes[: rates.index(max(rates))]
+        rates = self.rates([wish.chance for wish in wishes], self.num_levels)[num_claimed:]
+        return wishes[: num_claimed + rates.index(max(rates))]
 
     def next_level_pays(self, depth: int) -> bool:
         frontier = [request.chances[path] for request in self.requests if request.going for path in request.frontier]
         price = self.plan.price
         if price is None or not frontier:
+            return True
+        if any(
+            request.going
+            and request.gained < self.fair.need[request.index]
+            and len(request.nodes) < self.fair.most_claimed
+            for request in self.requests
+        ):
             return True
         optional = [wish.chance for wish in self.seen] if self.plan.rerank else []
         share = price.continuation[min(depth, len(price.continuation) - 1)]
@@ -320,25 +381,31 @@ class SlowAllocation:
         return max(self.rates(hoped, depth + 1)) > max(self.rates(sorted(optional, reverse=True), depth))
 
     def widen(self) -> None:
+        ordered = sorted(self.pool, key=lambda wish: wish.order_across_depths)
+        tiers = self.tiers(ordered, [len(r.nodes) for r in self.requests], [r.gained for r in self.requests])
         chosen: list[Wish] = []
-        for wish in sorted(self.pool, key=lambda wish: wish.order_across_depths):
+        for wish in sorted(ordered, key=lambda wish: tiers[wish]):
             request = wish.request
             discarded = self.plan.shares is not None and request.gate_truncated
             outside = self.plan.widen_scope == "truncation" and not wish.at_truncation
+            allowed = tiers[wish] < REST or (self.plan.widen and not discarded and not outside)
             taken = len(request.nodes) + sum(other.request is request for other in chosen)
-            if len(chosen) < self.budget and not discarded and not outside and taken < request.share:
+            if len(chosen) < self.room(self.num_levels) and allowed and taken < request.share:
                 chosen.append(wish)
-        for wish in self.worthwhile(chosen):
+        for wish in self.worthwhile(chosen, sum(tiers[wish] < REST for wish in chosen)):
             self.pay(wish, self.outcome.widened)
 
     def rerank(self) -> None:
         """Growing was free: one by one, the best candidate that its request and the batch still have room for."""
+        ordered = sorted(self.seen, key=lambda wish: wish.order_across_depths)
+        tiers = self.tiers(ordered, [0 for _ in self.requests], [0.0 for _ in self.requests])
         kept: list[Wish] = []
-        for wish in sorted(self.seen, key=lambda wish: wish.order_across_depths):
+        for wish in sorted(ordered, key=lambda wish: tiers[wish]):
             mine = sum(other.request is wish.request for other in kept)
-            if mine < self.shares[wish.request.index] and len(kept) < self.plan.k_max:
+            if mine < self.shares[wish.request.index] and len(kept) < self.room(self.num_levels):
                 kept.append(wish)
-        self.outcome.reranked = {(wish.request.index, wish.path) for wish in self.worthwhile(kept)}
+        worth = self.worthwhile(kept, sum(tiers[wish] < REST for wish in kept))
+        self.outcome.reranked = {(wish.request.index, wish.path) for wish in worth}
         for index, request in enumerate(self.requests):
             mine = [path for owner, path in self.outcome.reranked if owner == index]
             self.outcome.num_nodes[index] = len(mine)
@@ -346,7 +413,6 @@ class SlowAllocation:
         self.outcome.num_transferred = self.transferred()
 
     def pay(self, wish: Wish, log: list[tuple[int, Path]]) -> None:
-        self.budget -= 1
         wish.request.nodes[wish.path] = wish.logp
         wish.request.chances[wish.path] = wish.chance
         log.append((wish.request.index, wish.path))

@@ -8,72 +8,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from echo_sched.scheduler.acceptance import Acceptance, AcceptanceCurve
+from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.budget import Allocation
 from echo_sched.scheduler.order import even_shares
 from echo_sched.scheduler.plan import Plan
 from echo_sched.scheduler.price import Price
 from echo_sched.tree import Offers, is_prefix_closed
 from tests.allocation_twin import Driven, SlowAllocation, drive, scattered, scripted
-
-# Thresholds that no product of the scripted probabilities touches, and 1.0, which certainty meets exactly.
-THRESHOLDS = (0.0, 0.07, 0.21, 0.45, 0.77, 1.0)
-
-
-@st.composite
-def prices(draw: st.DrawFn, k_max: int, num_requests: int, max_depth: int) -> Price:
-    """A cost curve with steps, and chances as they come or bent by a curve. Nothing ties: the numbers are all odd."""
-    chance = random.Random(draw(st.integers(0, 1000)))
-    rises = [chance.choice((0.0, 0.0, 0.01, 0.1, 0.5)) * chance.uniform(0.9, 1.1) for _ in range(k_max)]
-    points = sorted(chance.uniform(0.0, 1.0) for _ in range(3))
-    bent = AcceptanceCurve(draw(st.integers(1, 3)), 9, (0.0, 0.3, 0.6, 1.0), (0.0, *points))
-    return Price(
-        base_tokens=float(num_requests),
-        verify_seconds=np.cumsum([chance.uniform(0.5, 1.5), *rises]),
-        prompt_seconds=chance.choice((0.0, 2.0)),
-        start_seconds=chance.choice((0.0, 0.1)),
-        level_seconds=chance.choice((0.0, 0.03, 0.3)),
-        acceptance=Acceptance((bent,) if draw(st.booleans()) else ()),
-        continuation=tuple(chance.uniform(0.3, 1.0) for _ in range(max_depth)),
-    )
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
-    """(plan, depth caps, seed of the scripted children): every ablation, alone and combined."""
-    max_depth = draw(st.integers(1, 5))
-    caps = draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
-    k_max = draw(st.integers(0, 30))
-
-    def by_depth(values: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
-        return st.tuples(*[values] * max_depth)
-
-    shares = draw(st.sampled_from(("free", "even", "cut")))
-    rerank = draw(st.booleans())
-    verify = draw(st.sampled_from((True, True, True, False)))
-    plan = Plan(
-        k_max=k_max,
-        max_depth=max_depth,
-        target_depth=draw(st.integers(1, max_depth)),
-        widths=draw(by_depth(st.integers(1, 5))),
-        thresholds=draw(by_depth(st.sampled_from((None, None, *THRESHOLDS)))),
-        children=draw(st.none() | by_depth(st.integers(1, 3))),
-        truncation_rates=draw(st.none() | by_depth(st.sampled_from((0.0, 0.3, 0.7, 1.0)))),
-        random_key=(draw(st.integers(0, 3)), draw(st.integers(0, 100))),
-        gate_scope=draw(st.sampled_from(("request", "branch"))),
-        shares={
-            "free": None,
-            "even": tuple(even_shares(k_max, len(caps)).tolist()),
-            "cut": (k_max // len(caps),) * len(caps),
-        }[shares],
-        widen=verify and not rerank and draw(st.booleans()),
-        widen_scope=draw(st.sampled_from(("all", "truncation"))),
-        rerank=verify and rerank,
-        price=draw(st.none() | prices(k_max, len(caps), max_depth)),
-        verify=verify,
-    )
-    return plan, caps, draw(st.integers(0, 10_000))
-
+from tests.plans import steps
 
 many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -127,7 +69,7 @@ def test_nothing_that_could_be_paid_for_is_left_when_width_is_free(step: tuple[P
 def test_shares_that_nobody_fills_change_nothing(step: tuple[Plan, list[int], int]) -> None:
     """Without a gate to discard anything, an even split matters only once somebody meets it."""
     plan, caps, seed = step
-    roomy = replace(plan, k_max=1000 * len(caps), thresholds=(None,) * plan.max_depth, price=None)
+    roomy = replace(plan, k_max=1000 * len(caps), thresholds=(None,) * plan.max_depth, price=None, fairness=None)
     split = drive(replace(roomy, shares=(1000,) * len(caps)), caps, scattered(seed))
     assert split.outcome == drive(replace(roomy, shares=None), caps, scattered(seed)).outcome
 
@@ -168,9 +110,10 @@ def test_what_is_bought_at_a_price_is_never_worth_less_than_nothing(
     plan, caps, seed = step
     assume(plan.price is not None)
     assert plan.price is not None
-    driven = drive(replace(plan, rerank=rerank, widen=not rerank, verify=True), caps, scattered(seed))
+    free = replace(plan, rerank=rerank, widen=not rerank, verify=True, fairness=None)  # what is claimed may cost
+    driven = drive(free, caps, scattered(seed))
     report, price = driven.report, plan.price
-    drafting = price.start_seconds + report.num_levels * price.level_seconds
+    drafting = price.drafting_seconds(report.num_levels)
     rate = (price.base_tokens + report.expected) / (price.verify_seconds[report.num_nodes.sum()] + drafting)
     assert rate >= price.base_tokens / (price.verify_seconds[0] + drafting) * (1 - 1e-12)
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from echo_sched.params import choice_seed
+from echo_sched.types import Request
 from tests.server_harness import LETTERS, FakeLoop, Running, serving, until
 
 META_FIELDS = {
@@ -186,6 +187,23 @@ def test_sampling_fields_reach_the_engine() -> None:
     assert (params.allowed_token_ids, params.bad_token_ids) == ((0, 1, 7), (1,))
     assert params.ignore_eos and params.no_stop_trim
     assert not params.skip_special_tokens and not params.speculation
+
+
+def test_service_fields_reach_the_engine() -> None:
+    loop = FakeLoop()
+    taken: list[Request] = []
+    add = loop.add
+
+    def keep(request: Request) -> None:
+        taken.append(request)
+        add(request)
+
+    loop.add = keep  # type: ignore[method-assign]
+    with serving(loop) as running:
+        short = {"max_new_tokens": 1}
+        generate(running, text="a", sampling_params=short | {"n": 2}, priority=2, tpot_slo_ms=40)
+        generate(running, text=["a", "b"], sampling_params=short, priority=[0, 0.5])
+    assert [(r.service.priority, r.service.tpot_slo_ms) for r in taken] == [(2, 40), (2, 40), (1, None), (0.5, None)]
 
 
 def test_nulls_and_neutral_values_pass(server: Running) -> None:

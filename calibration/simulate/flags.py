@@ -20,7 +20,7 @@ from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES, built_in_pro
 # Settings that mean something without a model. Depth and branching are the trace's; an arm may set less.
 SETTINGS = (
     "profile", "k_max", "k_max_rule", "price", "gate", "gate_scope", "thresholds", "transfer", "widen", "widen_scope",
-    "chunk_tokens", "seed",
+    "node_floor", "max_step_stretch", "chunk_tokens", "seed",
 )  # fmt: skip
 
 DESCRIPTION = """\

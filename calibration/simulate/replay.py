@@ -79,11 +79,11 @@ class ReplayedStep:
         self.num_cut += int((going & recorded.accepted[rows] & ~recorded.drafted[rows]).sum())
         return Frontier(grant.offers.request[going], grant.node[going])
 
-    def accepted(self, kept: Sequence[IntArray] | None) -> IntArray:
+    def accepted(self, kept: Sequence[Sequence[int]] | None) -> IntArray:
         """[B] nodes of each tree that the answer accepts; `kept` is what the selection left of the trees."""
         rows = self._rows
         if kept is not None:
-            rows = [[mine[node] for node in nodes.tolist()] for mine, nodes in zip(rows, kept, strict=True)]
+            rows = [[mine[node] for node in nodes] for mine, nodes in zip(rows, kept, strict=True)]
         return np.array([self._recorded.accepted[np.array(mine, np.int64)].sum() for mine in rows], np.int64)
 
 

@@ -25,13 +25,13 @@ from echo_sched.loop.facts import describe
 from echo_sched.loop.grow import grow_trees
 from echo_sched.loop.intake import check_request
 from echo_sched.loop.live import changed
+from echo_sched.loop.load import LoadMeter
 from echo_sched.loop.logprobs import add_logprobs, first_prompt_logprobs
 from echo_sched.loop.phases import PhaseClock
 from echo_sched.loop.records import StepOutcome, count, step_record
 from echo_sched.loop.rows import Chunk, chunk_segment, committed_features, slot_of, tree_segment
 from echo_sched.scheduler.admission import chunk_sizes, num_admitted
 from echo_sched.scheduler.live import LiveScheduler, Scheduling
-from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.policy import Policy, PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity, Profile
 from echo_sched.tree import Segment, pack
@@ -74,6 +74,7 @@ class DecodeLoop:
         self._running: list[Request] = []  # in arrival order
         self._outputs: dict[str, Output] = {}
         self._num_steps = 0
+        self._meter = LoadMeter()
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, recording: bool = False) -> "DecodeLoop":
@@ -200,7 +201,7 @@ class DecodeLoop:
             self._admit()
             decoding = [request for request in self._running if request.decoding]
             chunks = self._choose_chunks(len(decoding))
-            load = self._load(decoding, chunks)
+            load = self._meter.load(self._num_steps, decoding, chunks)
             plan = self.scheduler.plan(load)
         if not self._running:
             return []
@@ -230,14 +231,11 @@ class DecodeLoop:
             self._num_steps, plan, decoding, trees, chunks, accepted[: len(decoding)], emitted, report
         )
         count(outcome)
+        self._meter.note([request for request, _ in walks])
         self.scheduler.observe(load, plan, report, [len(nodes) for nodes in outcome.accepted])
         self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self._events([request for request, _ in walks], emitted)
-
-    def _load(self, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> Load:
-        cached = sum(request.num_computed for request in (*decoding, *(chunk.request for chunk in chunks)))
-        return Load(len(decoding), self._num_steps, sum(chunk.size for chunk in chunks), cached)
 
     def _admit(self) -> None:
         free = min(self.target.kv.num_free, self.config.max_batch_size - len(self._running))

@@ -9,7 +9,7 @@ from echo_sched.engine.draft import Drafter
 from echo_sched.loop.emission import is_stop_id
 from echo_sched.scheduler.budget import Allocation
 from echo_sched.scheduler.plan import AllocationReport, Grant, Plan
-from echo_sched.tree import ROOT, DraftTree, Frontier
+from echo_sched.tree import ROOT, DraftTree, Frontier, IntArray
 from echo_sched.types import Request
 
 
@@ -27,6 +27,7 @@ def grow_trees(
     # The last token a request may emit needs no draft, so a tree is never deeper than what is left minus one.
     caps = [r.num_remaining - 1 if r.params.speculation else 0 for r in requests]
     lengths = np.array([request.num_tokens for request in requests], np.int64)
+    ending = np.array(sorted({*eos_ids, *(token for r in requests for token in r.params.stop_token_ids)}), np.int64)
     allocation = Allocation(plan, plan.drafting_caps(np.array(caps, np.int64), lengths))
     growing = np.flatnonzero(allocation.active)
     frontier = Frontier(growing, np.full(growing.size, ROOT))
@@ -37,23 +38,29 @@ def grow_trees(
         with clock("draft"):
             offers = drafter.expand(requests, trees, frontier, branching)
         with clock("schedule"):
-            frontier = _plant(requests, trees, allocation.grant(offers), eos_ids)
+            grant = allocation.grant(offers)
+            _plant(trees, grant)
+            frontier = _frontier(requests, grant, ending, eos_ids)
     with clock("schedule"):
         selection = allocation.finish()
-        _plant(requests, trees, selection.leaves, eos_ids)
+        _plant(trees, selection.leaves)
         if selection.kept is not None:
-            trees = [tree.keep(nodes.tolist()) for tree, nodes in zip(trees, selection.kept, strict=True)]
+            trees = [tree.keep(nodes) for tree, nodes in zip(trees, selection.kept, strict=True)]
         return trees, allocation.report
 
 
-def _plant(requests: Sequence[Request], trees: Sequence[DraftTree], grant: Grant, eos_ids: Set[int]) -> Frontier:
-    """Put granted nodes into their trees. Returns those that may have children: nothing follows a stop id."""
-    going: list[tuple[int, int]] = []
+def _plant(trees: Sequence[DraftTree], grant: Grant) -> None:
+    """Put granted nodes into their trees."""
     columns = (column.tolist() for column in (*grant.offers, grant.node))
     for index, parent, token, path_logp, node in zip(*columns, strict=True):
         planted = trees[index].add(parent, token, path_logp)
         assert planted == node, "grant order numbers the nodes"
-        if grant.active[index] and not is_stop_id(requests[index], token, eos_ids):
-            going.append((index, node))
-    pairs = np.array(going, np.int64).reshape(-1, 2)
-    return Frontier(pairs[:, 0], pairs[:, 1])
+
+
+def _frontier(requests: Sequence[Request], grant: Grant, ending: IntArray, eos_ids: Set[int]) -> Frontier:
+    """The granted nodes that may have children: nothing follows a stop id. `ending` holds the stop ids of anybody."""
+    request, token = grant.offers.request, grant.offers.token
+    going = grant.active[request]
+    for row in np.flatnonzero(going & np.isin(token, ending)).tolist():
+        going[row] = not is_stop_id(requests[request[row]], int(token[row]), eos_ids)
+    return Frontier(request[going], grant.node[going])

@@ -53,6 +53,7 @@ class EchoPolicy:
             widen_scope=settings.widen_scope,
             max_drafting=budget.max_drafting,
             price=self._economy.price(load, k_max),
+            fairness=load.fairness(settings.node_floor, k_max) if even is None else None,
         )
 
     def observe(self, load: Load, report: AllocationReport) -> None:

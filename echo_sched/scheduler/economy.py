@@ -64,7 +64,8 @@ class Economy:
     def _plan(self, load: Load) -> "Budget":
         settings = self._settings
         free = settings.price == "off" or settings.k_max_rule == "fixed" or self._cost is None
-        if free or self._gain is None or load.num_requests == 0:
+        targets = load.need is not None  # they come before rates
+        if free or targets or self._gain is None or load.num_requests == 0:
             return Budget(settings.k_max, None)
         step, batch = self._changed_at
         moved = abs(load.num_requests - batch) > BATCH_MOVE * batch
@@ -109,7 +110,7 @@ class Economy:
     def _price(self, load: Load, k_max: int) -> Price:
         assert self._cost is not None
         roots, beside = load.num_requests, load.num_requests + load.num_prompt_tokens
-        drafting = self._cost.drafting
+        drafting, stretch = self._cost.drafting, self._settings.max_step_stretch
         fed = beside + self._missed / RETURN_STEPS
         alone = self._cost.seconds_for(roots, load.num_cached_tokens)
         curve = self._cost.curve(beside, beside + k_max, load.num_cached_tokens)
@@ -119,6 +120,7 @@ class Economy:
             prompt_seconds=float(curve[0]) - alone,
             start_seconds=drafting.start(load.num_requests) + fed * drafting.pair_seconds,
             level_seconds=drafting.level(load.num_requests),
+            max_seconds=np.inf if stretch is None else (1.0 + stretch) * alone,
             acceptance=self._acceptance,
             continuation=self._continuation,
         )

@@ -46,5 +46,6 @@ def ungated(plan: Plan, load: Load, seed: int) -> Plan:
         widen=False,
         rerank=False,
         price=None,
+        fairness=None,
         explored=True,
     )

@@ -29,6 +29,7 @@ class GoodputPolicy:
             rerank=True,
             max_drafting=budget.max_drafting,
             price=self._economy.price(load, budget.k_max),
+            fairness=load.fairness(settings.node_floor, budget.k_max),
         )
 
     def observe(self, load: Load, report: AllocationReport) -> None:

@@ -6,18 +6,20 @@ order in which candidates arrive.
 
 import numpy as np
 
-from echo_sched.tree import BoolArray, IntArray, Offers
+from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
 
-def best_first(offers: Offers) -> Offers:
-    """By path logprob."""
+def best_first(offers: Offers, weight: FloatArray) -> Offers:
+    """By path probability times the request's weight [B]."""
     assert not np.isnan(offers.path_logp).any()
-    return offers.take(np.lexsort((offers.parent, offers.token, offers.request, -offers.path_logp)))
+    worth = offers.path_logp + np.log(weight)[offers.request]
+    return offers.take(np.lexsort((offers.parent, offers.token, offers.request, -worth)))
 
 
 def rank_within(group: IntArray) -> IntArray:
     """[n] how many earlier entries carry the same number."""
-    order = np.argsort(group, kind="stable")
+    narrow = group.size > 0 and group.max() <= np.iinfo(np.uint16).max  # for which numpy's stable sort is linear
+    order = np.argsort(group.astype(np.uint16) if narrow else group, kind="stable")
     ordered = group[order]
     place = np.arange(len(group))
     begins = np.ones(len(group), np.bool_)
@@ -25,6 +27,12 @@ def rank_within(group: IntArray) -> IntArray:
     rank = np.empty(len(group), np.int64)
     rank[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
     return rank
+
+
+def largest(values: FloatArray, count: int) -> FloatArray:
+    """[<= count] the largest values, in no order. count is at least 1."""
+    surplus = len(values) - count
+    return values if surplus <= 0 else np.partition(values, surplus)[surplus:]
 
 
 def even_shares(k_max: int, num_requests: int) -> IntArray:

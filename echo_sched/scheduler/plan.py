@@ -4,11 +4,13 @@ Data only. A plan is all an allocation knows of the policy that wrote it, so tha
 drives the same code. B is the number of decoding requests of the step; requests are named by index, in arrival order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from echo_sched.scheduler.fairness import Fairness, Pace
 from echo_sched.scheduler.gate import GateRule, GateScope
 from echo_sched.scheduler.price import Price
 from echo_sched.scheduler.seen import Seen
@@ -24,6 +26,21 @@ class Load(NamedTuple):
     step: int
     num_prompt_tokens: int = 0  # P: prompt chunks that are verified beside the trees
     num_cached_tokens: int = 0  # C: in the caches of all requests of the step together
+    priority: FloatArray | None = None  # [B] above 0; None: all 1
+    pace: Pace | None = None  # None: nobody has a latency target
+    step_seconds: float = 0.0  # what steps have taken of late; 0: unknown
+
+    @property
+    def need(self) -> FloatArray | None:
+        """[B] accepted nodes that latency targets need of this step; None where nobody needs any."""
+        need = None if self.pace is None else self.pace.tokens_needed(self.step_seconds)
+        return need if need is not None and need.any() else None
+
+    def fairness(self, floor: int, k_max: int) -> Fairness | None:
+        """Who is served first in a step with `k_max` nodes; None where everybody is alike."""
+        if floor == 0 and self.priority is None and self.need is None:
+            return None
+        return Fairness.of(self.num_requests, k_max, floor=floor, weight=self.priority, need=self.need)
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,7 @@ class Plan:
     )
     price: Price | None = None  # None: whatever K_max allows is bought
     max_drafting: int | None = None  # most requests that draft, the shortest first; None: all
+    fairness: Fairness | None = None  # who is served first, where budget moves freely; None: nobody
     verify: bool = True  # False: trees are drafted for what can be learned from them, and dropped
     explored: bool = False  # no gate, full trees for requests drawn by lot (explore.py)
 
@@ -57,6 +75,7 @@ class Plan:
         assert self.truncation_rates is None or len(self.truncation_rates) == self.max_depth
         assert self.shares is None or sum(self.shares) <= self.k_max
         assert self.price is None or len(self.price.verify_seconds) == self.k_max + 1
+        assert self.fairness is None or self.shares is None, "who has a share competes with nobody"
         assert not (self.rerank and self.widen), "reranking spends the budget on width and depth alike"
         assert self.verify or not (self.rerank or self.widen), "nothing is chosen for no verification"
 
@@ -96,7 +115,7 @@ class Selection(NamedTuple):
     """How a step's trees end: what is added to them, and what stays of them."""
 
     leaves: Grant  # planted first
-    kept: tuple[IntArray, ...] | None  # [B] nodes to be verified, ascending, parents among them; None: all
+    kept: tuple[Sequence[int], ...] | None  # [B] nodes to be verified, ascending, parents among them; None: all
 
 
 class GateReadings(NamedTuple):

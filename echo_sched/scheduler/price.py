@@ -24,6 +24,16 @@ class Price(NamedTuple):
     level_seconds: float  # drafting one level
     acceptance: Acceptance
     continuation: tuple[float, ...]  # [max_depth] share of a node's chance that its children at that depth keep
+    max_seconds: float = np.inf  # of forward and drafting together
+
+    def drafting_seconds(self, num_levels: int) -> float:
+        """Of a step that drafts so many levels; nothing where it drafts none."""
+        return self.start_seconds + num_levels * self.level_seconds if num_levels else 0.0
+
+    def most_nodes(self, num_levels: int) -> int:
+        """How many nodes fit into `max_seconds` beside the drafting of `num_levels` levels; -1: not even that."""
+        fits = self.verify_seconds + self.drafting_seconds(num_levels) <= self.max_seconds
+        return int(np.flatnonzero(fits)[-1]) if fits.any() else -1
 
     def best_count(self, gained: float, chances: FloatArray, num_nodes: int, num_levels: int) -> int:
         """How many of further candidates, in their order, raise the rate most; the fewest of equals.
@@ -47,7 +57,7 @@ class Price(NamedTuple):
         """[C + 1] tokens per second with the first 0, 1, ... of the candidates; those that do not fit are left out."""
         verify = self.verify_seconds[num_nodes : num_nodes + len(chances) + 1]
         tokens = self.base_tokens + gained + np.concatenate([[0.0], np.cumsum(chances)])[: len(verify)]
-        rates: FloatArray = tokens / (verify + self.start_seconds + num_levels * self.level_seconds)
+        rates: FloatArray = tokens / (verify + self.drafting_seconds(num_levels))
         return rates
 
 

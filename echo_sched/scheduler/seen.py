@@ -1,6 +1,6 @@
 """Candidates that a step has seen, granted or not, and the choice of the best among them.
 
-Knows candidates, their worth, shares and K_max; not how trees grew.
+Knows candidates and their worth; not how trees grew.
 """
 
 from collections.abc import Sequence
@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echo_sched.scheduler.order import rank_within
 from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
 NOT_GRANTED = -2  # no node number; -1 is the root
 
 
 class Seen(NamedTuple):
-    """Arrays [C]; granted candidates have their node numbers."""
+    """Arrays [C]; granted candidates have their node numbers. By depth, and at each depth best first (order.py)."""
 
     offers: Offers
     node: IntArray  # NOT_GRANTED for those that were not
@@ -38,14 +37,12 @@ class Seen(NamedTuple):
         offers, node, depth, chance, at_truncation = self
         return Seen(offers.take(rows), node[rows], depth[rows], chance[rows], at_truncation[rows])
 
-    def best(self, room: IntArray, count: int) -> "Seen":
-        """The best candidates, at most `room` [B] of each request and `count` of all, best first.
+    def best_first(self, weight: FloatArray) -> "Seen":
+        """By chance times the request's weight [B], and then likewise by path probability, since chances may tie where
+        path probabilities do not; of equals the shallower, and then as at one depth: they are in that order already.
 
-        By chance, then by path logprob, since chances may tie where path probabilities do not; of equals the shallower.
-        Neither ever rises from parent to child, so that nothing is chosen without its parent.
+        Neither ever rises from parent to child, so that nothing comes before its parent.
         """
-        offers = self.offers
-        keys = (offers.parent, offers.token, offers.request, self.depth, -offers.path_logp, -self.chance)
-        order = np.lexsort(keys)
-        request = offers.request[order]
-        return self.take(order[rank_within(request) < room[request]][:count])
+        request = self.offers.request
+        path = self.offers.path_logp + np.log(weight)[request]
+        return self.take(np.lexsort((-path, -self.chance * weight[request])))

@@ -33,11 +33,14 @@ class PolicySettings:
     widen: Literal["on", "off"] = "on"
     widen_scope: WidenScope = "all"
     shapes: str = DEFAULT_SHAPES
+    node_floor: int = 0
+    max_step_stretch: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, minimum in (("k_max", 0), ("max_depth", 1), ("branching", 1), ("seed", 0)):
-            if getattr(self, name) < minimum:
+        lowest = {"k_max": 0, "max_depth": 1, "branching": 1, "node_floor": 0, "max_step_stretch": 0, "seed": 0}
+        for name, minimum in lowest.items():
+            if (getattr(self, name) or 0) < minimum:
                 raise ConfigError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
         parse_shapes(self.shapes)
 
