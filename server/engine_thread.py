@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from echo_sched.config import EngineConfig
-from echo_sched.types import FinishReason, Request, RequestStats, StepRecord, TokenEvent, TokenLogprobs
+from echo_sched.types import FinishReason, Request, RequestStats, SamplingParams, StepRecord, TokenEvent, TokenLogprobs
 
 logger = logging.getLogger("echo_sched.server")
 
@@ -40,6 +40,7 @@ class EngineLoop(Protocol):
     def num_waiting(self) -> int: ...
     @property
     def last_record(self) -> StepRecord | None: ...
+    def prepare(self, params: SamplingParams) -> None: ...
     def add(self, request: Request) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[TokenEvent]: ...
@@ -55,6 +56,7 @@ class ServedModel(NamedTuple):
     vocab_size: int
     max_model_len: int  # tokens of one request, prompt included
     info: dict[str, Any]
+    prepare: Callable[[SamplingParams], None]  # from any thread; raises RequestError
 
 
 class Progress(NamedTuple):
@@ -130,7 +132,13 @@ class EngineThread:
         try:
             loop = self._load()
             model = ServedModel(
-                loop.config, loop.tokenizer, loop.model_path, loop.vocab_size, loop.max_model_len, loop.info()
+                loop.config,
+                loop.tokenizer,
+                loop.model_path,
+                loop.vocab_size,
+                loop.max_model_len,
+                loop.info(),
+                loop.prepare,
             )
         except Exception as error:
             self._post(self._listener.on_load_error, error)

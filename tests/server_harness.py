@@ -12,7 +12,7 @@ import uvicorn
 
 from echo_sched.config import EngineConfig
 from echo_sched.errors import RequestError
-from echo_sched.types import FinishReason, Request, StepRecord, TokenEvent
+from echo_sched.types import FinishReason, Request, SamplingParams, StepRecord, TokenEvent
 from server.app import create_app
 from server.bridge import EngineBridge
 from server.settings import ServerSettings
@@ -21,6 +21,7 @@ from tests.records import step_record
 VOCAB_SIZE = 128
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 POISON = 13  # a prompt with this id breaks the engine's step
+UNWELCOME_REGEX = "("  # as is this
 UNWELCOME = 14  # a prompt with this id is refused by the engine itself
 
 
@@ -41,6 +42,10 @@ class FakeLoop:
 
     def tokenizer(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) % VOCAB_SIZE for letter in text]}
+
+    def prepare(self, params: SamplingParams) -> None:
+        if params.regex == UNWELCOME_REGEX:
+            raise RequestError("regex cannot be used: the engine does not like it", "regex")
 
     def add(self, request: Request) -> None:
         if UNWELCOME in request.prompt_ids:
