@@ -6,15 +6,28 @@ signs, classes of ranges, groups, |, *, +, ?, {m}, {m,n}. Schemas are turned int
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any
 
 from tests.byte_text import texts
 
-# ("none",) matches nothing; ("empty",) ""; ("one", characters); ("then", a, b); ("or", set of nodes); ("star", node)
-Node = tuple[Any, ...]
-NONE: Node = ("none",)
-EMPTY: Node = ("empty",)
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A regex: what it is made of is made once (`node`), so that equal ones are the same and hashing costs nothing."""
+
+    kind: str  # none: matches nothing; empty: ""; one: a character among parts; then: two in a row; or; star
+    parts: tuple[Any, ...] = ()
+
+
+@cache
+def node(kind: str, *parts: Any) -> Node:
+    return Node(kind, parts)
+
+
+NONE = node("none")
+EMPTY = node("empty")
 BLANKS = "([ \n]{1,20})?"  # as bounded by engine/grammar.py; the tiny vocabulary has no other blanks
 
 
@@ -26,7 +39,7 @@ class RegexLanguage:
         self._after = cache(self._read)  # what may follow these ids
 
     def begins(self, ids: Sequence[int]) -> bool:
-        return self._after(tuple(ids)) != NONE  # a node that matches nothing is always NONE
+        return self._after(tuple(ids)) is not NONE  # a node that matches nothing is always NONE
 
     def holds(self, ids: Sequence[int]) -> bool:
         return nullable(self._after(tuple(ids)))
@@ -72,37 +85,39 @@ def _quoted(value: str) -> str:
 def then(first: Node, second: Node) -> Node:
     if NONE in (first, second):
         return NONE
-    return second if first == EMPTY else first if second == EMPTY else ("then", first, second)
+    return second if first is EMPTY else first if second is EMPTY else node("then", first, second)
 
 
 def either(*nodes: Node) -> Node:
-    flat = {part for node in nodes for part in (node[1] if node[0] == "or" else (node,))} - {NONE}
-    return NONE if not flat else flat.pop() if len(flat) == 1 else ("or", frozenset(flat))
+    flat = {part for one in nodes for part in (one.parts[0] if one.kind == "or" else (one,))} - {NONE}
+    return NONE if not flat else flat.pop() if len(flat) == 1 else node("or", frozenset(flat))
 
 
-def nullable(node: Node) -> bool:
-    match node[0]:
+@cache
+def nullable(regex: Node) -> bool:
+    match regex.kind:
         case "then":
-            return nullable(node[1]) and nullable(node[2])
+            return all(nullable(part) for part in regex.parts)
         case "or":
-            return any(nullable(part) for part in node[1])
+            return any(nullable(part) for part in regex.parts[0])
         case kind:
             return kind in ("empty", "star")
 
 
 @cache
-def derive(node: Node, character: str) -> Node:
+def derive(regex: Node, character: str) -> Node:
     """What may follow `character`."""
-    match node[0]:
+    match regex.kind:
         case "one":
-            return EMPTY if character in node[1] else NONE
+            return EMPTY if character in regex.parts[0] else NONE
         case "then":
-            rest = then(derive(node[1], character), node[2])
-            return either(rest, derive(node[2], character)) if nullable(node[1]) else rest
+            first, second = regex.parts
+            rest = then(derive(first, character), second)
+            return either(rest, derive(second, character)) if nullable(first) else rest
         case "or":
-            return either(*(derive(part, character) for part in node[1]))
+            return either(*(derive(part, character) for part in regex.parts[0]))
         case "star":
-            return then(derive(node[1], character), node)
+            return then(derive(regex.parts[0], character), regex)
         case _:
             return NONE
 
@@ -122,24 +137,24 @@ class _Parser:
         return either(*nodes)
 
     def _sequence(self) -> Node:
-        node = EMPTY
+        sequence = EMPTY
         while self._rest and self._rest[0] not in "|)":
-            node = then(node, self._repeated(self._atom()))
-        return node
+            sequence = then(sequence, self._repeated(self._atom()))
+        return sequence
 
     def _atom(self) -> Node:
         match self._rest.pop(0):
             case "(":
-                node = self.alternatives()
+                group = self.alternatives()
                 assert self._rest.pop(0) == ")"
-                return node
+                return group
             case "[":
                 return self._class()
             case "\\":
-                return ("one", frozenset(self._rest.pop(0)))
+                return node("one", frozenset(self._rest.pop(0)))
             case character:
                 assert character not in "*+?{.^$"
-                return ("one", frozenset(character))
+                return node("one", frozenset(character))
 
     def _class(self) -> Node:
         characters: set[str] = set()
@@ -151,25 +166,25 @@ class _Parser:
                 last = self._rest.pop(0)
                 last = self._rest.pop(0) if last == "\\" else last
             characters |= {chr(code) for code in range(ord(first), ord(last) + 1)}
-        return ("one", frozenset(characters))
+        return node("one", frozenset(characters))
 
-    def _repeated(self, node: Node) -> Node:
+    def _repeated(self, item: Node) -> Node:
         match self._rest[:1]:
             case ["*" | "+" | "?"]:
                 sign = self._rest.pop(0)
-                return {"*": ("star", node), "+": then(node, ("star", node)), "?": either(node, EMPTY)}[sign]
+                return {"*": node("star", item), "+": then(item, node("star", item)), "?": either(item, EMPTY)}[sign]
             case ["{"]:
                 end = self._rest.index("}")
                 bounds = "".join(self._rest[1:end]).split(",")
                 del self._rest[: end + 1]
-                return _between(node, int(bounds[0]), int(bounds[-1]))
-        return node
+                return _between(item, int(bounds[0]), int(bounds[-1]))
+        return item
 
 
-def _between(node: Node, low: int, high: int) -> Node:
+def _between(item: Node, low: int, high: int) -> Node:
     result = EMPTY
     for _ in range(high - low):
-        result = either(then(node, result), EMPTY)
+        result = either(then(item, result), EMPTY)
     for _ in range(low):
-        result = then(node, result)
+        result = then(item, result)
     return result
