@@ -25,8 +25,8 @@ MAX_KEPT = 64  # compiled grammars
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 # The library's own limits bound a compilation (about 50 ms) and a mask (about 20 ms). The lexer's states are the one
 # thing that a request may pile up, 1 to 2 kB each; errors may not quote what other users sent.
-DEAD_ENDS = ("NoExtension", "NoExtensionBias")  # what the library calls a text that no token can continue
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+DEAD_ENDS = ("NoExtension", "NoExtensionBias")  # what the library calls a text that no token can continue
 
 
 class Grammars:
