@@ -99,7 +99,8 @@ def _refusal(source: GrammarSource, reason: str) -> RequestError:
 class Grammar:
     """One request's place in its grammar.
 
-    A token is allowed if the output's text may begin with what it makes of it. The tokens that would end the request
+    A token is allowed if the output's text may begin with what it makes of it (where the library sees the text forced,
+    only the tokenizer's own cut of it is). The tokens that would end the request
     (`ends`: EOS unless ignored, and stop ids) are allowed too where the text so far is whole.
     """
 
