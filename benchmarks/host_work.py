@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from echo_sched.loop.forbidding import DraftFilter
 from echo_sched.loop.grow import grow_trees
 from echo_sched.loop.records import StepOutcome, count, step_record
 from echo_sched.loop.rows import tree_segment
@@ -107,13 +108,15 @@ class HostWork:
             seconds[phase] += time.perf_counter() - start
 
         requests, plan = self._requests, self._policy.plan(self._load)
-        trees, report = grow_trees(requests, plan, self._drafter, branching=CHILDREN, eos_ids=frozenset(), clock=clock)
+        trees, report = grow_trees(
+            requests, plan, self._drafter, DraftFilter([]), branching=CHILDREN, eos_ids=frozenset(), clock=clock
+        )
         with clock("pack"):
             pack(list(map(tree_segment, requests, trees)))
         with clock("records"):
             accepted = [range(min(1, len(tree))) for tree in trees]
             emitted = [[1] * (len(nodes) + 1) for nodes in accepted]
-            outcome = StepOutcome(0, plan, requests, trees, (), accepted, emitted, report)
+            outcome = StepOutcome(0, plan, requests, trees, (), accepted, emitted, report, 0)
             count(outcome)
             step_record(outcome, {}, recording=False)
         return {"grow": seconds["schedule"], "pack": seconds["pack"], "records": seconds["records"]}

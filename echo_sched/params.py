@@ -7,6 +7,7 @@ import math
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from echo_sched.errors import RequestError
 
@@ -18,6 +19,14 @@ MAX_STOPS, MAX_STOP_LEN, MAX_STOP_IDS = 64, 256, 1024
 MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
 MIN_PRIORITY, MAX_PRIORITY = 0.001, 1000.0
 MAX_TPOT_MS = 1e6
+MAX_GRAMMAR_LEN = 2**16  # characters of a schema or regex; compiling one of this size takes some 50 ms
+
+
+class GrammarSource(NamedTuple):
+    """What the output's text must be, as the caller wrote it."""
+
+    field: Literal["json_schema", "regex"]
+    source: str
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,8 @@ class SamplingParams:
     """The sampling fields. In the order in which they act on the logits of a token:
 
     repetition_penalty (prompt and output), frequency_penalty and presence_penalty (output only), logit_bias,
-    allowed_token_ids, bad_token_ids, min_new_tokens (see engine/processors.py); temperature, top_k, top_p, min_p.
+    allowed_token_ids, bad_token_ids, min_new_tokens, json_schema or regex (see engine/processors.py); temperature,
+    top_k, top_p, min_p.
 
     Raises RequestError, naming the field, for any value out of range.
     """
@@ -48,7 +58,10 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
     allowed_token_ids: tuple[int, ...] | None = None  # None: all
     bad_token_ids: tuple[int, ...] = ()
-    min_new_tokens: int = 0  # nothing but max_new_tokens ends the request before the token after these
+    # Nothing but max_new_tokens, and a grammar that is complete, ends the request before the token after these.
+    min_new_tokens: int = 0
+    json_schema: str | None = None  # the output is JSON that this schema, itself JSON, describes
+    regex: str | None = None  # the whole output matches
 
     def __post_init__(self) -> None:
         for name in (
@@ -61,6 +74,8 @@ class SamplingParams:
         ):
             if not math.isfinite(getattr(self, name)):
                 raise RequestError(f"{name} must be a finite number", name)
+        if self.json_schema is not None and self.regex is not None:
+            raise RequestError("regex excludes json_schema; send one of them", "regex")
         for name, good, rule in (*self._ranges(), *self._id_rules()):
             if not good:
                 raise RequestError(f"{name} {rule}, got {reprlib.repr(getattr(self, name))}", name)
@@ -86,6 +101,12 @@ class SamplingParams:
                 self.min_new_tokens <= self.max_new_tokens,
                 f"must be at most max_new_tokens ({self.max_new_tokens})",
             ),
+            (
+                "json_schema",
+                len(self.json_schema or "") <= MAX_GRAMMAR_LEN,
+                f"has at most {MAX_GRAMMAR_LEN} characters",
+            ),
+            ("regex", len(self.regex or "") <= MAX_GRAMMAR_LEN, f"has at most {MAX_GRAMMAR_LEN} characters"),
         )
 
     def _id_rules(self) -> tuple[tuple[str, bool, str], ...]:
@@ -117,7 +138,14 @@ class SamplingParams:
     def processes_logits(self) -> bool:
         """Whether anything happens to logits before the temperature."""
         rules_out = self.allowed_token_ids is not None or bool(self.bad_token_ids) or self.min_new_tokens > 0
-        return self.penalises or bool(self.logit_bias) or rules_out
+        return self.penalises or bool(self.logit_bias) or rules_out or self.grammar is not None
+
+    @property
+    def grammar(self) -> GrammarSource | None:
+        """What constrains the output, if anything."""
+        if self.json_schema is not None:
+            return GrammarSource("json_schema", self.json_schema)
+        return None if self.regex is None else GrammarSource("regex", self.regex)
 
     def ends_with(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """The token ids that end the request: its stop ids, and EOS unless ignored."""

@@ -154,6 +154,7 @@ class StepRecord:
     num_prompt_tokens: int
     k_max: int
     num_offered: int  # candidates the drafter proposed
+    num_forbidden: int  # of those, ruled out by a request's grammar before any was granted
     num_levels: int  # depths drafted
     num_dropped: int  # nodes that trees grew by, and lost again before verification
     num_verified: int  # draft nodes in the super-tree

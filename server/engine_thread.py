@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from echo_sched.config import EngineConfig
 from echo_sched.scheduler.live import Scheduling
-from echo_sched.types import FinishReason, Request, RequestStats, StepRecord, TokenEvent, TokenLogprobs
+from echo_sched.types import FinishReason, Request, RequestStats, SamplingParams, StepRecord, TokenEvent, TokenLogprobs
 
 logger = logging.getLogger("echo_sched.server")
 
@@ -44,6 +44,7 @@ class EngineLoop(Protocol):
     @property
     def scheduling(self) -> Scheduling: ...
     def reschedule(self, changes: Mapping[str, Any]) -> None: ...
+    def prepare(self, params: SamplingParams) -> None: ...
     def add(self, request: Request) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[TokenEvent]: ...
@@ -59,6 +60,7 @@ class ServedModel(NamedTuple):
     vocab_size: int
     max_model_len: int  # tokens of one request, prompt included
     info: dict[str, Any]
+    prepare: Callable[[SamplingParams], None]  # from any thread; raises RequestError
 
 
 class Progress(NamedTuple):
@@ -140,7 +142,13 @@ class EngineThread:
         try:
             loop = self._load()
             model = ServedModel(
-                loop.config, loop.tokenizer, loop.model_path, loop.vocab_size, loop.max_model_len, loop.info()
+                loop.config,
+                loop.tokenizer,
+                loop.model_path,
+                loop.vocab_size,
+                loop.max_model_len,
+                loop.info(),
+                loop.prepare,
             )
             self._post_state(loop)  # before it is ready, so that there is one from then on
         except Exception as error:

@@ -41,6 +41,7 @@ def to_requests(body: GenerateBody, model: ServedModel) -> list[Request]:
         ids = _token_ids(prompt, model)
         max_new_tokens = _max_new_tokens(prompt.field, len(ids), field, given, model.max_model_len)
         params = to_params(field, given, max_new_tokens, speculation, model.vocab_size)
+        _prepare(field, params, model)
         if wanted is not None and wanted.logprob_start_len > len(ids):
             message = f"logprob_start_len is {wanted.logprob_start_len}, but {prompt.field} has {len(ids)} tokens"
             raise RequestError(message, "logprob_start_len")
@@ -49,6 +50,14 @@ def to_requests(body: GenerateBody, model: ServedModel) -> list[Request]:
     if len({request.request_id for request in requests}) < len(requests):
         raise RequestError("rid names a prompt as another's choice is named", "rid")
     return requests
+
+
+def _prepare(field: str, params: SamplingParams, model: ServedModel) -> None:
+    """Let the engine compile a grammar here, where it holds up nobody's tokens."""
+    try:
+        model.prepare(params)
+    except RequestError as error:
+        raise RequestError(f"{field}.{error}", f"{field}.{error.param}") from error
 
 
 def _choices(make: Callable[..., Request], rid: str, params: SamplingParams, count: int) -> list[Request]:

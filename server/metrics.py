@@ -171,7 +171,9 @@ class Metrics:
         self._accepted_tokens.inc(record.num_accepted)
         self._drafted.inc(record.num_offered)
         self._pruned.labels("verify").inc(record.num_dropped)
-        self._pruned.labels("draft").inc(record.num_offered - record.num_verified - record.num_dropped)
+        not_verified = record.num_offered - record.num_verified - record.num_dropped
+        self._pruned.labels("draft").inc(not_verified - record.num_forbidden)
+        self._pruned.labels("grammar").inc(record.num_forbidden)
         if record.expected_accepted is not None:
             self._expected.inc(record.expected_accepted)
         if record.expected_seconds is not None:

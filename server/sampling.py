@@ -3,8 +3,10 @@
 Knows the size of the vocabulary, and nothing else of the model.
 """
 
+import json
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 from echo_sched.errors import RequestError
 from echo_sched.params import SEED_BITS, SamplingParams
@@ -38,6 +40,7 @@ def to_params(
         if (ids := getattr(given, name)) is not None:
             check_ids(f"{field}.{name}", ids, vocab_size)
             values[name] = tuple(ids)
+    json_schema = _json_schema(f"{field}.json_schema", given.json_schema)
     logit_bias = _logit_bias(f"{field}.logit_bias", given.logit_bias or {}, vocab_size)
     seed = given.sampling_seed
     stop = [] if given.stop is None else given.stop
@@ -47,11 +50,23 @@ def to_params(
             seed=secrets.randbits(SEED_BITS) if seed is None else seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logit_bias=logit_bias,
+            json_schema=json_schema,
+            regex=given.regex or None,
             speculation=speculation,
             **values,
         )
     except RequestError as error:
         raise RequestError(f"{field}.{error}", f"{field}.{error.param}") from error
+
+
+def _json_schema(field: str, given: str | dict[str, Any] | None) -> str | None:
+    """As JSON text: a schema may come as that, or as the object itself."""
+    if isinstance(given, dict):
+        try:
+            return json.dumps(given, allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{field} is no JSON schema: {error}", field) from error
+    return given or None
 
 
 def _logit_bias(field: str, given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -36,8 +36,6 @@ UNSUPPORTED_BODY: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),  # says nothing without tools
 }
 UNSUPPORTED_SAMPLING: Mapping[str, tuple[Any, ...]] = {
-    "json_schema": ("",),
-    "regex": ("",),
     "ebnf": ("",),
     "structural_tag": ("",),
     "stop_regex": ("",),
@@ -82,6 +80,8 @@ class SamplingBody(Body):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    json_schema: Text | dict[str, Any] | None = None  # "" is none, as in the next
+    regex: Text | None = None
     sampling_seed: int | None = Field(None, ge=0, le=MAX_SEED)
 
 

@@ -10,6 +10,7 @@ NOTHING: dict[str, Any] = {
     "num_prompt_tokens": 0,
     "k_max": 0,
     "num_offered": 0,
+    "num_forbidden": 0,
     "num_levels": 0,
     "num_dropped": 0,
     "num_verified": 0,

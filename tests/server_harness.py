@@ -15,7 +15,7 @@ from echo_sched.config import EngineConfig
 from echo_sched.errors import RequestError
 from echo_sched.scheduler.drift import DepthDrift
 from echo_sched.scheduler.live import LiveState, Scheduling
-from echo_sched.types import FinishReason, Request, StepRecord, TokenEvent
+from echo_sched.types import FinishReason, Request, SamplingParams, StepRecord, TokenEvent
 from server.app import create_app
 from server.bridge import EngineBridge
 from server.settings import ServerSettings
@@ -25,6 +25,7 @@ VOCAB_SIZE = 128
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 POISON = 13  # a prompt with this id breaks the engine's step
 DRIFT = DepthDrift(4, 200, 0.5, 0.7, 0.6, 0.8, 0.05, 0.9, 0.85, 0.95, True)  # what the fake's gate has come to
+UNWELCOME_REGEX = "("  # as is this
 UNWELCOME = 14  # a prompt with this id is refused by the engine itself
 
 
@@ -45,6 +46,10 @@ class FakeLoop:
 
     def tokenizer(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) % VOCAB_SIZE for letter in text]}
+
+    def prepare(self, params: SamplingParams) -> None:
+        if params.regex == UNWELCOME_REGEX:
+            raise RequestError("regex cannot be used: the engine does not like it", "regex")
 
     def add(self, request: Request) -> None:
         if UNWELCOME in request.prompt_ids:

@@ -1,6 +1,7 @@
 """The server over a real decode loop: what HTTP returns is what the loop emits."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.loop import DecodeLoop
 from echo_sched.types import Request
+from tests.byte_text import byte_tokenizer
 from tests.loops import EOS_ID, TinyTokenizer, mixed_requests, processed_requests, references, tiny_loop, tiny_target
 from tests.server_harness import Running, serving
 from tests.tiny_models import decode, tiny_model
@@ -157,3 +159,61 @@ def post(server: Running, body: dict[str, Any]) -> Any:
     response = server.client.post("/generate", json=body)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def load_byte_level() -> DecodeLoop:
+    return tiny_loop(tiny_target("llama", tokenizer=byte_tokenizer()), NGramDrafter())
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "tag": {"enum": ["ab", "cd"]}},
+    "required": ["ok", "tag"],
+    "additionalProperties": False,
+}
+
+
+def constrained(**fields: Any) -> dict[str, Any]:
+    sampling = {"max_new_tokens": 150, "sampling_seed": 3, "temperature": 0.8} | fields
+    return {"input_ids": [5, 6, 7], "sampling_params": sampling}
+
+
+def test_answers_are_what_a_schema_or_a_regex_says() -> None:
+    with serving(load=load_byte_level) as server:
+        answers = post(server, constrained(json_schema=SCHEMA, n=3))
+        as_text = post(server, constrained(json_schema=json.dumps(SCHEMA)))
+        streamed = last_chunk(server, constrained(json_schema=SCHEMA) | {"stream": True})
+        matching = post(server, constrained(regex="(ab|c){4}"))
+        metrics = server.client.get("/metrics").text
+    for answer in answers:
+        value = json.loads(answer["text"])
+        assert set(value) == {"ok", "tag"} and isinstance(value["ok"], bool) and value["tag"] in ("ab", "cd")
+        assert answer["meta_info"]["finish_reason"] == {"type": "stop"}
+    assert answers[0]["output_ids"] == as_text["output_ids"] == streamed["output_ids"]
+    assert re.fullmatch("(ab|c){4}", matching["text"])
+    assert 'echo_sched_pruned_nodes_total{stage="grammar"}' in metrics
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"regex": "("}, "regex"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": {"not": {}}}, "json_schema"),
+        ({"json_schema": {"type": "foo"}}, "json_schema"),
+    ],
+)
+def test_a_bad_schema_or_regex_is_400_by_name_before_any_stream(
+    fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    with serving(load=load_byte_level) as server:
+        refused = server.client.post("/generate", json=constrained(**fields) | {"stream": stream})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == f"sampling_params.{param}"
+        assert len(post(server, constrained(max_new_tokens=2))["output_ids"]) == 2, "the loop goes on"
+
+
+def test_a_tokenizer_without_bytes_refuses_grammars_by_name() -> None:
+    with serving(load=load) as server:
+        refused = server.client.post("/generate", json=constrained(regex="a"))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "sampling_params.regex"

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server_harness import UNWELCOME, FakeLoop, Running, serving, until
+from tests.server_harness import UNWELCOME, UNWELCOME_REGEX, FakeLoop, Running, serving, until
 
 JSON = {"Content-Type": "application/json"}
 
@@ -111,7 +111,12 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     (sampling(allowed_token_ids=[3, 128]), "sampling_params.allowed_token_ids[1]"),
     (sampling(allowed_token_ids=[3], bad_token_ids=[3]), "sampling_params.allowed_token_ids"),
     (sampling(bad_token_ids=[-1]), "sampling_params.bad_token_ids[0]"),
-    (sampling(regex="a+"), "sampling_params.regex"),
+    (sampling(regex=UNWELCOME_REGEX), "sampling_params.regex"),
+    (sampling(regex="a", json_schema="{}"), "sampling_params.regex"),
+    (sampling(regex=["a"]), "sampling_params.regex"),
+    (sampling(json_schema=[1]), "sampling_params.json_schema"),
+    (sampling(json_schema={"minimum": float("nan")}), "sampling_params.json_schema"),
+    (sampling(ebnf="root ::= x"), "sampling_params.ebnf"),
     ({"text": "a", "return_logprob": 1}, "return_logprob"),
     ({"text": "a", "return_logprob": [True]}, "return_logprob"),
     ({"text": ["a", "b"], "return_logprob": [True]}, "return_logprob"),

@@ -5,6 +5,7 @@ iff the margin at the fork is tiny. Knows nothing of models or tensors.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -13,12 +14,25 @@ from echo_sched.tree import FloatArray, IntArray
 from echo_sched.types import SamplingParams
 
 
+class Language(Protocol):
+    """The texts that a JSON schema or a regex describes, asked about whole outputs only, each time from the start."""
+
+    def begins(self, ids: Sequence[int]) -> bool:
+        """Whether some text of the language begins with that of `ids`; False with an id that has no text."""
+        ...
+
+    def holds(self, ids: Sequence[int]) -> bool:
+        """Whether the text of `ids` is in the language."""
+        ...
+
+
 def processed(
     logits: FloatArray,
     params: SamplingParams,
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
     eos_ids: Sequence[int],
+    language: Language | None = None,
 ) -> FloatArray:
     """Logits [V] as the model gave them after `prompt_ids` and `output_ids` -> [V] as temperature finds them."""
     row = logits.copy()
@@ -35,8 +49,17 @@ def processed(
         ruled_out |= set(range(row.size)) - set(params.allowed_token_ids)
     if len(output_ids) < params.min_new_tokens:
         ruled_out |= {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
+    if language is not None:
+        fitting = continuations(language, output_ids, row.size)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
+        ruled_out |= set(range(row.size)) - fitting - (ends if language.holds(output_ids) else set())
     row[sorted(ruled_out)] = -np.inf
     return row
+
+
+def continuations(language: Language, output_ids: Sequence[int], vocab_size: int) -> set[int]:
+    """The tokens with which the output still is the beginning of a text of the language."""
+    return {token for token in range(vocab_size) if language.begins([*output_ids, token])}
 
 
 def final_distribution(logits: FloatArray, params: SamplingParams) -> FloatArray:

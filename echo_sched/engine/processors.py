@@ -3,7 +3,7 @@
     tokens of prompt or output    x / repetition_penalty where x > 0, else x * repetition_penalty
     tokens of the output          x - frequency_penalty * count, then - presence_penalty
     tokens with a bias            x + bias
-    tokens ruled out              -inf: not allowed, bad, or an end before min_new_tokens are out
+    tokens ruled out              -inf: not allowed, bad, an end before min_new_tokens are out, or not in the grammar
 
 In this order, in float64. A row's result is a pure function of (row, params, tokens so far); what else is in the batch
 never matters. Only the few logits that change travel to the host, for all rows of a batch at once.
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from echo_sched.engine.grammar import Grammar
 from echo_sched.tree import BoolArray, FloatArray, IntArray
 from echo_sched.types import SamplingParams
 
@@ -39,8 +40,15 @@ class History:
         [0, a) ids that the params name, and the prompt's if a penalty counts them    [a, size) other output tokens
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], eos_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        eos_ids: Iterable[int],
+        grammar: Grammar | None = None,
+    ) -> None:
         self.params = params
+        self.grammar = grammar
         self.num_output = 0
         bad, bias = set(params.bad_token_ids), dict(params.logit_bias)
         seen = set(prompt_ids) if params.repetition_penalty != 1.0 else set()
@@ -60,6 +68,8 @@ class History:
     def push(self, token: int) -> None:
         """The next token of the output."""
         self.num_output += 1
+        if self.grammar is not None:
+            self.grammar.push(token)
         if not self.params.penalises:
             return
         if self.params.allowed_token_ids is None:
@@ -73,7 +83,7 @@ class History:
         """Whether `process` would change any logit of the next token."""
         params = self.params
         lasting = params.penalises or params.logit_bias or params.bad_token_ids or params.allowed_token_ids is not None
-        return bool(self._line) and (bool(lasting) or self._is_early)
+        return self.grammar is not None or (bool(self._line) and (bool(lasting) or self._is_early))
 
     @property
     def entries(self) -> Entries:
@@ -88,9 +98,11 @@ class History:
         return self.num_output < self.params.min_new_tokens
 
 
-def make_history(params: SamplingParams, prompt_ids: Sequence[int], eos_ids: Iterable[int]) -> History | None:
-    """None where the params leave the logits alone."""
-    return History(params, prompt_ids, eos_ids) if params.processes_logits else None
+def make_history(
+    params: SamplingParams, prompt_ids: Sequence[int], eos_ids: Iterable[int], grammar: Grammar | None = None
+) -> History | None:
+    """None where the params leave the logits alone. `grammar` is what `params.grammar` asks for, at its beginning."""
+    return History(params, prompt_ids, eos_ids, grammar) if params.processes_logits else None
 
 
 def process(rows: Tensor, histories: Sequence[History]) -> Tensor:
@@ -108,6 +120,9 @@ def process(rows: Tensor, histories: Sequence[History]) -> Tensor:
     if confined:
         result[confined] = -torch.inf
     result.view(-1)[places] = torch.from_numpy(after).to(rows.device)
+    for row, history in enumerate(histories):
+        if history.grammar is not None:
+            result[row, torch.from_numpy(~history.grammar.allowed).to(rows.device)] = -torch.inf
     return result
 
 

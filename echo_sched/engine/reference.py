@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
-from echo_sched.engine.choice import draw, margin, processed
+from echo_sched.engine.choice import Language, continuations, draw, margin, processed
 from echo_sched.tree import FloatArray
 from echo_sched.types import FinishReason, SamplingParams
 
@@ -39,13 +39,15 @@ def reference_decode(
     *,
     use_cache: bool = False,
     decode: Callable[[Sequence[int]], str] | None = None,
+    language: Language | None = None,
 ) -> ReferenceResult:
     """Decode one request plainly with a transformers causal language model.
 
     `use_cache=False` recomputes everything for every token; True uses transformers' `DynamicCache`. `decode` turns
-    output ids into text and is needed for stop strings. Nothing is sized or clamped here: the caller keeps prompt +
-    max_new_tokens within the model's context.
+    output ids into text and is needed for stop strings. `language` is what the output must be where the params say so.
+    Nothing is sized or clamped here: the caller keeps prompt + max_new_tokens within the model's context.
     """
+    assert (language is None) == (params.grammar is None), "a schema or regex needs its language"
     assert decode is not None or not params.stop, "stop strings need `decode`"
     tokens = list(prompt_ids)
     output_ids: list[int] = []
@@ -57,11 +59,14 @@ def reference_decode(
         with torch.no_grad():
             logits = model(new_ids, cache=cache, use_cache=use_cache).logits[0, -1]
         num_cached = len(tokens) if use_cache else 0
-        choice = choose(logits.double().cpu().numpy(), params, prompt_ids, output_ids, eos_ids)
+        choice = choose(logits.double().cpu().numpy(), params, prompt_ids, output_ids, eos_ids, language)
         tokens.append(choice.token_id)
         output_ids.append(choice.token_id)
         margins.append(choice.margin)
         finish = _finish(output_ids, params, eos_ids, decode)
+        if language is not None and (finish is None or finish.type == "length"):
+            is_complete = language.holds(output_ids) and not continuations(language, output_ids, logits.numel())
+            finish = FinishReason("stop") if is_complete else finish
         if finish is not None:
             return ReferenceResult(output_ids, finish, margins)
 
@@ -90,8 +95,9 @@ def choose(
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
     eos_ids: Sequence[int],
+    language: Language | None = None,
 ) -> Choice:
     """The choice after `prompt_ids` and `output_ids`, given the model's logits [V] in float64."""
-    row = processed(logits, params, prompt_ids, output_ids, eos_ids)
+    row = processed(logits, params, prompt_ids, output_ids, eos_ids, language)
     position = len(prompt_ids) + len(output_ids)
     return Choice(draw(row, params, position), margin(row, params, position))

@@ -16,12 +16,14 @@ from echo_sched.config import EngineConfig
 from echo_sched.engine.accept import Sampler
 from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
+from echo_sched.engine.grammar import Grammars
 from echo_sched.engine.measure import CostCurve, device_facts, measure_cost
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import RequestError
 from echo_sched.loop.drawing import draw_tokens, walks_of
 from echo_sched.loop.emission import Output, begin_output, take_event
 from echo_sched.loop.facts import describe
+from echo_sched.loop.forbidding import DraftFilter
 from echo_sched.loop.grow import grow_trees
 from echo_sched.loop.intake import check_request
 from echo_sched.loop.live import changed
@@ -35,7 +37,7 @@ from echo_sched.scheduler.live import LiveScheduler, Scheduling
 from echo_sched.scheduler.policy import Policy, PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity, Profile
 from echo_sched.tree import Segment, pack
-from echo_sched.types import Request, StepRecord, TokenEvent
+from echo_sched.types import Request, SamplingParams, StepRecord, TokenEvent
 
 SCORE_CHUNK = 512  # tokens per forward when a whole sequence is scored
 
@@ -73,6 +75,7 @@ class DecodeLoop:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in arrival order
         self._outputs: dict[str, Output] = {}
+        self._grammars = Grammars(target.tokenizer, target.facts.vocab_size, target.facts.eos_ids)
         self._num_steps = 0
         self._meter = LoadMeter()
 
@@ -164,6 +167,10 @@ class DecodeLoop:
 
     # ---- requests ----
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Do beforehand, in any thread, what may take `add` long: compile a grammar. Raises RequestError."""
+        self._grammars.prepare(params)
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError, naming the field, when it cannot be served."""
         eos_ids = self.target.facts.eos_ids
@@ -171,7 +178,8 @@ class DecodeLoop:
         if request.request_id in self._outputs:
             raise RequestError(f"request id {request.request_id!r} is in use", "rid")
         decode = self._decoder(request.params.skip_special_tokens)
-        output = self._outputs[request.request_id] = begin_output(request, decode, eos_ids)
+        grammar = self._grammars.begin(request.params)
+        output = self._outputs[request.request_id] = begin_output(request, decode, eos_ids, grammar)
         output.prompt_logprobs.extend(first_prompt_logprobs(request, self._decoder(False)))
         self._waiting.append(request)
 
@@ -205,10 +213,12 @@ class DecodeLoop:
             plan = self.scheduler.plan(load)
         if not self._running:
             return []
+        draft_filter = DraftFilter([self._outputs[request.request_id].grammar for request in decoding])
         trees, report = grow_trees(
             decoding,
             plan,
             self.drafter,
+            draft_filter,
             branching=self.config.branching,
             eos_ids=self.target.facts.eos_ids,
             clock=clock,
@@ -228,7 +238,15 @@ class DecodeLoop:
             with clock("draft"):
                 self.drafter.observe(*committed_features(kept, packed, features))
         outcome = StepOutcome(
-            self._num_steps, plan, decoding, trees, chunks, accepted[: len(decoding)], emitted, report
+            self._num_steps,
+            plan,
+            decoding,
+            trees,
+            chunks,
+            accepted[: len(decoding)],
+            emitted,
+            report,
+            draft_filter.num_forbidden,
         )
         count(outcome)
         self._meter.note([request for request, _ in walks])

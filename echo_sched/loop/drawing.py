@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence, Set
 from torch import Tensor
 
 from echo_sched.engine.accept import Sampler, Walk, accept
+from echo_sched.engine.grammar import Grammar
 from echo_sched.loop.emission import Output, emit_token
 from echo_sched.loop.rows import Chunk
 from echo_sched.tree import DraftTree
@@ -45,10 +46,22 @@ def draw_tokens(
     def emit(index: int, token: int) -> bool:
         request = walks[index][0]
         emitted[index].append(token)
-        return emit_token(request, token, outputs[request.request_id].text, eos_ids) is not None
+        return emit_token(request, token, outputs[request.request_id], eos_ids) is not None
 
     def fail(index: int) -> None:
         request = walks[index][0]
-        request.finish = FinishReason("abort", message="no token can be drawn: the logits are not finite")
+        reason = _obstacle(outputs[request.request_id].grammar)
+        request.finish = FinishReason("abort", message=f"no token can be drawn: {reason}")
 
     return emitted, accept(logits, [walk for _, walk in walks], sampler, emit, fail)
+
+
+def _obstacle(grammar: Grammar | None) -> str:
+    """Why no token can be drawn."""
+    if grammar is None:
+        return "the logits are not finite"
+    if grammar.error is not None:
+        return f"the grammar is too complex here ({grammar.error})"
+    if not grammar.allowed.any():
+        return "no token of this vocabulary continues the grammar"
+    return "other fields rule out what the grammar allows, or the logits are not finite"

@@ -1,4 +1,7 @@
-"""Grows the draft trees of a step: the drafter offers, the allocation grants, level by level, and ends them."""
+"""Grows the draft trees of a step: the drafter offers, the allocation grants, level by level, and ends them.
+
+What a grammar forbids is taken out of the offers before any is granted, so it costs nothing and has no children.
+"""
 
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
@@ -7,6 +10,7 @@ import numpy as np
 
 from echo_sched.engine.draft import Drafter
 from echo_sched.loop.emission import is_stop_id
+from echo_sched.loop.forbidding import DraftFilter
 from echo_sched.scheduler.budget import Allocation
 from echo_sched.scheduler.plan import AllocationReport, Grant, Plan
 from echo_sched.tree import ROOT, DraftTree, Frontier, IntArray
@@ -17,6 +21,7 @@ def grow_trees(
     requests: Sequence[Request],
     plan: Plan,
     drafter: Drafter,
+    draft_filter: DraftFilter,
     *,
     branching: int,
     eos_ids: Set[int],
@@ -38,7 +43,7 @@ def grow_trees(
         with clock("draft"):
             offers = drafter.expand(requests, trees, frontier, branching)
         with clock("schedule"):
-            grant = allocation.grant(offers)
+            grant = allocation.grant(draft_filter(offers, trees))
             _plant(trees, grant)
             frontier = _frontier(requests, grant, ending, eos_ids)
     with clock("schedule"):

@@ -21,6 +21,7 @@ class StepOutcome:
     accepted: Sequence[Sequence[int]]  # accepted nodes
     emitted: Sequence[Sequence[int]]  # tokens
     report: AllocationReport
+    num_forbidden: int  # offers that no allocation saw
 
 
 def count(outcome: StepOutcome) -> None:
@@ -45,7 +46,8 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
         num_decoding=len(outcome.decoding),
         num_prompt_tokens=sum(chunk.size for chunk in outcome.chunks),
         k_max=outcome.plan.k_max,
-        num_offered=report.num_offered,
+        num_offered=report.num_offered + outcome.num_forbidden,
+        num_forbidden=outcome.num_forbidden,
         num_levels=report.num_levels,
         num_dropped=int(report.num_dropped.sum()),
         num_verified=int(report.num_nodes.sum()),
