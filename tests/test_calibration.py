@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,8 @@ from echo_sched.prompts import Prompt
 from echo_sched.scheduler.fit import fit
 from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.profile import load_profile
-from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
+from echo_sched.tree import Offers
+from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepOffers, StepRecord, TokenEvent
 from tests.fakes import ScriptedDrafter
 from tests.records import step_record
 from tests.tiny_models import VOCAB_SIZE, WORDS, random_prompt, tiny_model
@@ -82,6 +84,7 @@ class ScriptedLoop:
             num_emitted=1,
             seconds={"draft": 0.25},
             gate_readings=readings,
+            offers=StepOffers((), Offers.empty(), np.zeros(0, np.int64), np.zeros(0, np.int64)),
         )
         return events
 
