@@ -1,9 +1,12 @@
 """From fitted numbers to a profile. Knows no model and no file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from calibration.acceptance import acceptance_curves
+from calibration.categories import CategoryStats
+from calibration.throughput import BucketFit, with_buckets
 from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.depth_fit import DepthFit
 from echo_sched.scheduler.depths import Checkpoint, DepthStats
@@ -53,3 +56,23 @@ def _stats(fit: DepthFit) -> DepthStats:
         threshold=fit.threshold,
         conditional=fit.conditional,
     )
+
+
+def with_results(profile: Profile, buckets: Sequence[BucketFit], categories: Sequence[CategoryStats]) -> Profile:
+    """The profile with the thresholds of each load, where they were fitted, and with what a reader may ask it later."""
+    results = {
+        "throughput": [
+            {
+                "load": bucket.load,
+                "batch_size": bucket.batch_size,
+                "fitting": bucket.fitting._asdict(),
+                "held_out": None if bucket.held_out is None else bucket.held_out._asdict(),
+            }
+            for bucket in buckets
+        ],
+        "categories": [
+            row._asdict() | {"acceptance": list(row.acceptance), "auc": list(row.auc)} for row in categories
+        ],
+    }
+    fitted = with_buckets(profile, buckets) if buckets else profile
+    return replace(fitted, provenance=fitted.provenance | results)

@@ -57,6 +57,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise ConfigError(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
     (_check_costs_alone if args.cost_only else _check_calibration)(args)
     args.report = args.report or str(Path(args.out).with_suffix(".html"))
+    if Path(args.report) == Path(args.out):
+        raise ConfigError(f"--report and --out name the same file, {args.out}")
     for flag, path in (("--out", args.out), ("--trace", args.trace), ("--report", args.report)):
         if path is not None:
             _check_writable(flag, path)

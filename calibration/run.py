@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calibration.assemble import youden_profile
+from calibration.assemble import with_results, youden_profile
 from calibration.buckets import buckets_of, positions_of, serving_settings
 from calibration.categories import category_of, category_stats
 from calibration.chosen import chosen_k_max
@@ -18,7 +18,6 @@ from calibration.progress import progress
 from calibration.provenance import profile_provenance
 from calibration.record import offer_trace, record, tracing
 from calibration.result import Calibration
-from calibration.throughput import with_buckets
 from calibration.trace import OfferTrace
 from echo_sched.config import EngineConfig
 from echo_sched.engine.measure import CostCurve
@@ -82,13 +81,14 @@ def calibrate(
     profile = youden_profile(loop.model_identity, loop.drafter_identity, fitted, trace.nodes, cost, facts)
     positions, settings = positions_of(loop, sample.requests, trace, fitted), serving_settings(args, config)
     buckets = buckets_of(args.threshold_rule, settings, positions, profile, trace, fitted)
-    profile = with_buckets(profile, buckets) if buckets else profile
+    categories = category_stats(trace.readings, sample.requests, _kinds(args.data, prompts), config.max_depth)
+    profile = with_results(profile, buckets, categories)
     return Calibration(
         profile=profile,
         fit=fitted,
         readings=trace.readings,
         nodes=trace.nodes,
-        categories=category_stats(trace.readings, sample.requests, _kinds(args.data, prompts), config.max_depth),
+        categories=categories,
         buckets=buckets,
         chosen_k_max={} if cost is None else chosen_k_max(positions, profile, settings),
         trace=_record(loop, sample.requests, args.concurrency, facts) if args.trace else None,

@@ -67,16 +67,17 @@ def fit_buckets(
     seed: int,
     report: Callable[[int, int], None],
 ) -> tuple[BucketFit, ...]:
-    """One fit per load in LOADS.
+    """One fit per load in LOADS, up to that of a request alone.
 
     profile: with costs, and with Youden's thresholds as its one bucket. confidences: of the fitting half, by depth.
     """
     assert profile.cost is not None and profile.loads == ANY_LOAD
     youden = {row.depth: row.thresholds[0] for row in profile.checkpoints}
+    loads = [load for load in LOADS if load <= settings.k_max]
     found = []
-    for number, load in enumerate(LOADS):
-        report(number, len(LOADS))
-        batch_size = max(1, round(settings.k_max / load))
+    for number, load in enumerate(loads):
+        report(number, len(loads))
+        batch_size = round(settings.k_max / load)
         halves = [
             Steps(positions, np.flatnonzero(positions.fitting == fits), batch_size, profile, settings, seed)
             for fits in (True, False)
@@ -85,7 +86,7 @@ def fit_buckets(
         fitting, held_out = (_speeds(half, thresholds, youden) if half.any else None for half in halves)
         assert fitting is not None, "thresholds were fitted, so there are positions"
         found.append(BucketFit(load, batch_size, thresholds, fitting, held_out, curves))
-    report(len(LOADS), len(LOADS))
+    report(len(loads), len(loads))
     return tuple(found)
 
 

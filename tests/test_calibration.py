@@ -222,6 +222,8 @@ def test_calibrate_writes_a_profile_that_loads_and_says_where_it_came_from(
     assert summary["checkpoints"] == profile.to_json()["checkpoints"]
     assert summary["target_depth"] == profile.target_depth
     assert any(line.split()[:2] == ["1", str(profile.depths[0].n)] for line in lines)  # the table
+    assert sum(row["share_of_steps"] for row in facts["categories"]) == 1.0
+    assert len(facts["throughput"]) == (len(profile.loads) if profile.checkpoints else 0)
     assert summary["report"] == str(tmp_path / "profile.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.html", "profile.json"]
     assert "other" in {line.split()[0] for line in lines if line.strip()}  # the kind of these prompts
@@ -295,6 +297,7 @@ def test_what_makes_no_sense_without_prompts_is_told(capsys: pytest.CaptureFixtu
         (["--out", "x.json"], "DATA is missing"),
         (["--cost-only", "--out", "x.json", "--trace", "t.gz"], "--trace does not go with --cost-only"),
         (["--cost-only", "--out", "x.json", "--cost-repeats", "0"], "--cost-repeats must be at least 1"),
+        (["data.jsonl", "--out", "x.json", "--report", "x.json"], "name the same file"),
     ):
         assert cli.main(["calibrate", *words]) == 2
         assert complaint in capsys.readouterr().err
