@@ -50,7 +50,7 @@ def confidence_histograms(found: Calibration) -> str:
                 read.values[rows], edges.tolist(), color=COLOURS[colour], alpha=0.6, label=f"{name} ({rows.sum()})"
             )
         axes.set(title=f"depth {depth}", xlabel="confidence", ylabel="readings")
-        axes.legend()
+        _legend(axes)
 
     return _rows([depth.depth for depth in found.fit.depths], draw)
 
@@ -67,7 +67,7 @@ def roc_curves(found: Calibration) -> str:
                 _roc(axes, _at(readings, depth), depth, **_line(number))
             axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8)
             axes.set(title=title, xlabel="rejected let through", ylabel="accepted let through", aspect="equal")
-            axes.legend(loc="lower right")
+            _legend(axes, "lower right")
 
     return inline(draw_svg(2, draw))
 
@@ -85,7 +85,7 @@ def reliability_curves(found: Calibration) -> str:
         for axes, title in zip(panels, ("nodes, by groups of equal size", "curves in the profile"), strict=True):
             axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8)
             axes.set(title=title, xlabel="path probability", ylabel="share accepted", aspect="equal")
-            axes.legend(loc="upper left")
+            _legend(axes, "upper left")
 
     return inline(draw_svg(2, draw))
 
@@ -100,9 +100,10 @@ def cost_figure(found: Calibration) -> str:
             seconds = [1000 * row[number] for row in cost.seconds]
             panels[0].step(cost.num_tokens, seconds, where="pre", marker="o", label=f"context {context}")
         panels[0].set(title="forward", xlabel="rows", ylabel="milliseconds", ylim=(0, None))
-        panels[0].legend()
+        _legend(panels[0])
         panels[1].plot(list(found.chosen_k_max), list(found.chosen_k_max.values()), marker="o")
         panels[1].set_xscale("log", base=2)
+        panels[1].set_xticks(list(found.chosen_k_max), labels=list(map(str, found.chosen_k_max)))
         panels[1].set(title="K_max chosen", xlabel="batch size", ylabel="nodes", ylim=(0, None))
 
     return inline(draw_svg(2, draw))
@@ -118,9 +119,11 @@ def acceptance_figure(found: Calibration) -> str:
         for number, kind in enumerate(found.categories):
             known = [(depth, value) for depth, value in enumerate(kind.acceptance, start=1) if value is not None]
             panels[0].plot(*zip(*known, strict=True), marker=".", label=kind.category, **_line(number))
-        panels[0].set(title="path reached the depth", xlabel="depth", ylabel="share of requests", ylim=(0, 1))
-        panels[1].set(title="of those at the depth above", xlabel="depth", ylabel="share", ylim=(0, 1))
-        panels[0].legend()
+        panels[0].set(
+            title="path reached the depth", xlabel="depth", ylabel="share of requests", ylim=(0, 1), xticks=depths
+        )
+        panels[1].set(title="of those at the depth above", xlabel="depth", ylabel="share", ylim=(0, 1), xticks=depths)
+        _legend(panels[0])
 
     return inline(draw_svg(2, draw))
 
@@ -134,7 +137,7 @@ def threshold_figure(found: Calibration) -> str:
             thresholds, rates = zip(*tried, strict=True)
             axes.plot(thresholds, np.array(rates) / rates[0], marker=".", label=f"depth {depth}", **_line(place))
         axes.set(title=f"K_max / B = {bucket.load:g}", xlabel="threshold", ylabel="tokens/s, 1 without this gate")
-        axes.legend()
+        _legend(axes)
 
     return _rows(list(range(len(found.buckets))), draw)
 
@@ -153,6 +156,12 @@ def _rows(items: Sequence[int], draw: "Callable[[Axes, int], None]") -> str:
 
         parts.append(inline(draw_svg(PER_ROW, fill)))
     return "\n".join(parts)
+
+
+def _legend(axes: "Axes", place: str = "best") -> None:
+    """Where something is drawn: few readings may leave nothing to draw."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc=place)
 
 
 def _roc(axes: "Axes", read: Labelled, depth: int, **style: Any) -> None:

@@ -113,9 +113,13 @@ def test_nothing_is_fetched_and_nothing_runs(found: Calibration) -> None:
     assert "url(http" not in text and "@import" not in text and "<prompts>" not in text
 
 
-def test_without_costs_and_loads_the_page_says_so(found: Calibration) -> None:
+def test_what_was_not_measured_the_page_says(found: Calibration) -> None:
+    few = fit(found.readings[:2], max_depth=4, num_resamples=5)
     plain = found._replace(
-        profile=youden_profile(found.profile.model, found.profile.drafter, found.fit, found.nodes, None, FACTS),
+        profile=youden_profile(found.profile.model, found.profile.drafter, few, (), None, FACTS),
+        fit=few,
+        readings=found.readings[:2],
+        nodes=(),
         buckets=(),
         chosen_k_max={},
     )
