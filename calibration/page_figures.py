@@ -5,7 +5,7 @@ Knows fitted values and readings; nothing of the page.
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -158,7 +158,7 @@ def _rows(items: Sequence[int], draw: "Callable[[Axes, int], None]") -> str:
     return "\n".join(parts)
 
 
-def _legend(axes: "Axes", place: str = "best") -> None:
+def _legend(axes: "Axes", place: Literal["best", "lower right", "upper left"] = "best") -> None:
     """Where something is drawn: few readings may leave nothing to draw."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc=place)
