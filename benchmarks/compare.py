@@ -20,7 +20,7 @@ from echo_sched.arms import REFERENCE, Arm, parse_arms
 from echo_sched.cli import Parser, run
 from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags, engine_config
-from echo_sched.plots import save_svg
+from echo_sched.plots import save_text
 from echo_sched.provenance import command_line, provenance
 from echo_sched.report import check_output, finite, print_json, progress_bar, write_json
 from echo_sched.types import SamplingParams
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     write_json(args.output, document)
     if args.reliability:
-        save_svg(args.reliability, reliability_svg(document["arms"]))
+        save_text(args.reliability, reliability_svg(document["arms"]))
     show_comparison(document)
     print_json(_headline(args.output, document))
     return 1 if base.numerics == "exact" and not exactness["equal"] else 0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from calibration.offers import OfferLog, PlacedPool
 from echo_sched.errors import DataError
 from echo_sched.prompts import ChatTemplate, Prompt, encode_prompt
 from echo_sched.types import MAX_SEED, GateReading, NodeReading, Request, SamplingParams, StepRecord, TokenEvent
@@ -50,6 +51,7 @@ class Trace(NamedTuple):
 
     readings: tuple[GateReading, ...]
     nodes: tuple[NodeReading, ...]
+    pools: tuple[tuple[PlacedPool, ...], ...]  # [requests][steps in which it decoded]
     num_steps: int
     num_output_tokens: int
 
@@ -92,14 +94,18 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
     waiting = list(reversed(requests))
     readings: list[GateReading] = []
     nodes: list[NodeReading] = []
+    log = OfferLog()
     running = num_steps = 0
     while waiting or loop.has_work:
         while waiting and running < concurrency:
             loop.add(waiting.pop())
             running += 1
+        positions = {request.request_id: len(request.output_ids) for request in requests}
         running -= sum(event.finish is not None for event in loop.step())
         record = loop.last_record
         assert record is not None, "a step has just run"
+        if record.offers is not None:  # a loop that does not record has no readings either
+            log.add(record.offers, positions)
         num_steps += 1
         readings += record.gate_readings
         nodes += record.node_readings
@@ -111,6 +117,7 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
     return Trace(
         readings=tuple(readings),
         nodes=tuple(nodes),
+        pools=log.pools(requests),
         num_steps=num_steps,
         num_output_tokens=sum(len(request.output_ids) for request in requests),
     )

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from calibration.rule_flags import add_rule_flags
 from echo_sched.cli import Parser
 from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags
 from echo_sched.prompts import ChatTemplate
-from echo_sched.scheduler.fit import DEFAULT_AUC_CUT
 from echo_sched.types import SamplingParams
 
 # Settings that calibration decides itself: trees are ungated and nothing runs out of budget.
 DECIDED = (
     "policy",
-    "profile",
     "k_max",
     "k_max_rule",
     "price",
@@ -39,24 +38,52 @@ Measure how well the drafter's confidence predicts acceptance on your prompts, a
 reads: the depths worth gating, their thresholds, and what a forward costs on this machine.
 
 Trees are grown without a gate, so every depth is seen. A depth becomes a checkpoint when the lower end of the 95 %
-interval of its AUC reaches --auc-cut; the interval comes from resampling prompts. If no depth qualifies, the profile
-says so and why; none is invented."""
+interval of its AUC reaches --auc-cut (or, with --checkpoint-rule drop, that of the fall in acceptance --drop-cut); the
+interval comes from resampling prompts. If no depth qualifies, the profile says so and why; none is invented.
+
+Thresholds are fitted per load, K_max / batch size, to half of the prompts: replayed steps are to emit the most tokens
+per second by this machine's costs. What they are worth on the other half is in the report, a page beside the
+profile."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parsed and range-checked arguments. Raises ConfigError naming the flag."""
+    """Parsed and range-checked arguments; `report` is set. Raises ConfigError naming the flag."""
     args = _parser().parse_args(argv)
-    for name in ("max_prompts", "concurrency"):
+    for name in ("max_prompts", "concurrency", "k_max"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if args.cost_repeats < 0:
         raise ConfigError(f"--cost-repeats must not be negative, got {args.cost_repeats}")
-    if not (math.isfinite(args.auc_cut) and 0.0 <= args.auc_cut <= 1.0):
-        raise ConfigError(f"--auc-cut must be in [0, 1], got {args.auc_cut}")
-    _check_writable("--out", args.out)
-    if args.trace is not None:
-        _check_writable("--trace", args.trace)
+    for name in ("auc_cut", "drop_cut"):
+        if not (math.isfinite(getattr(args, name)) and 0.0 <= getattr(args, name) <= 1.0):
+            raise ConfigError(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
+    (_check_costs_alone if args.cost_only else _check_calibration)(args)
+    args.report = args.report or str(Path(args.out).with_suffix(".html"))
+    if Path(args.report) == Path(args.out):
+        raise ConfigError(f"--report and --out name the same file, {args.out}")
+    for flag, path in (("--out", args.out), ("--trace", args.trace), ("--report", args.report)):
+        if path is not None:
+            _check_writable(flag, path)
     return args
+
+
+def _check_costs_alone(args: argparse.Namespace) -> None:
+    for name, value in (("DATA", args.data), ("--trace", args.trace), ("--report", args.report)):
+        if value is not None:
+            raise ConfigError(f"{name} does not go with --cost-only: no prompt is answered")
+    if args.cost_repeats == 0:
+        raise ConfigError("--cost-only times forwards: --cost-repeats must be at least 1")
+
+
+def _check_calibration(args: argparse.Namespace) -> None:
+    if args.data is None:
+        raise ConfigError("DATA is missing: a file of prompts such as you will serve (or --cost-only)")
+    if args.profile is not None:
+        raise ConfigError("--profile goes with --cost-only: a calibration makes its profile anew")
+    if args.threshold_rule == "throughput" and args.cost_repeats == 0:
+        raise ConfigError(
+            "--threshold-rule throughput needs costs: raise --cost-repeats or take --threshold-rule youden"
+        )
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -69,8 +96,24 @@ def _parser() -> argparse.ArgumentParser:
         "echo-sched calibrate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("data", metavar="DATA", help="file of prompts such as you will serve (JSON Lines or JSON, may be gzipped)")
+    add(
+        "data",
+        nargs="?",
+        metavar="DATA",
+        help="file of prompts such as you will serve (JSON Lines or JSON, may be gzipped)",
+    )
     add("--out", required=True, metavar="FILE", help="profile to write; an existing one is replaced when all is done")
+    add(
+        "--report",
+        metavar="FILE.html",
+        help="page of figures and tables to write, readable without a network (default: beside --out, ending in .html)",
+    )
+    add(
+        "--cost-only",
+        action="store_true",
+        help="measure what forwards cost on this machine, about a minute, and put it into a profile that is otherwise "
+        "--profile's or the one that ships; reads no prompts",
+    )
     add(
         "--trace",
         metavar="FILE.jsonl.gz",
@@ -88,13 +131,14 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: the model's template where a row is a chat; always: text rows too; never (default: auto)",
     )
-    add(
-        "--auc-cut",
-        type=float,
-        default=DEFAULT_AUC_CUT,
-        metavar="X",
-        help=f"what a checkpoint's AUC must surely reach; 0.5 is a coin (default: {DEFAULT_AUC_CUT})",
-    )
+    add_rule_flags(parser)
+    _add_costs(parser)
+    add_engine_flags(parser, exclude=DECIDED)
+    return parser
+
+
+def _add_costs(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--cost-tokens",
         type=ascending,
@@ -111,8 +155,6 @@ def _parser() -> argparse.ArgumentParser:
         f"{','.join(map(str, DEFAULT_COST_CACHED))})",
     )
     add("--cost-repeats", type=int, default=5, metavar="N", help="timings of each, 0: measure no cost (default: 5)")
-    add_engine_flags(parser, exclude=DECIDED)
-    return parser
 
 
 def ascending(text: str) -> tuple[int, ...]:

@@ -12,7 +12,17 @@ from echo_sched import provenance
 from echo_sched.config import EngineConfig
 from echo_sched.engine.measure import CostCurve
 from echo_sched.prompts import PromptFile
-from echo_sched.scheduler import fit
+from echo_sched.scheduler import depth_fit, fit
+
+CHECKPOINT_RULES = {
+    "auc": "lower end of the AUC's 95 % interval (bootstrap over prompts) at or above auc_cut",
+    "drop": "lower end of the 95 % interval (bootstrap over prompts) of the fall in conditional acceptance at or above "
+    "drop_cut",
+}
+THRESHOLD_RULES = {
+    "youden": "Youden's J on one half of the prompts, above 0 on the other half",
+    "throughput": "checkpoints as with Youden's J; per load what makes replayed steps of that half fastest",
+}
 
 
 def profile_provenance(
@@ -45,10 +55,10 @@ def profile_provenance(
         },
         "settings": settings,
         "rules": {
-            "checkpoint": "lower end of the AUC's 95 % interval (bootstrap over prompts) at or above auc_cut",
-            "threshold": "Youden's J on one half of the prompts, above 0 on the other half",
-            "min_readings": fit.MIN_READINGS,
-            "min_prompts": fit.MIN_PROMPTS,
+            "checkpoint": CHECKPOINT_RULES[settings["checkpoint_rule"]],
+            "threshold": THRESHOLD_RULES[settings["threshold_rule"]],
+            "min_readings": depth_fit.MIN_READINGS,
+            "min_prompts": depth_fit.MIN_PROMPTS,
             "num_resamples": fit.NUM_RESAMPLES,
             "target_reach": fit.TARGET_REACH,
         },

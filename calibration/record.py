@@ -5,27 +5,15 @@ the trace.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from calibration.collect import Loop
-from calibration.pool import Pool, labelled
+from calibration.offers import OfferLog
+from calibration.pool import Pool
 from calibration.trace import OfferTrace, TracedRequest, TraceHeader
 from echo_sched.loop import DecodeLoop
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
-from echo_sched.tree import FloatArray, IntArray
-from echo_sched.types import Request, StepOffers
-
-
-class Columns(NamedTuple):
-    """What one request was offered in one step, before the answer is known. Arrays [C]."""
-
-    depth: IntArray
-    parent: IntArray
-    token: IntArray
-    path_logp: FloatArray
-    node: IntArray
+from echo_sched.types import Request
 
 
 class TracePolicy:
@@ -67,17 +55,22 @@ def record(
     `report(requests done, requests)` follows each step.
     """
     waiting = list(reversed(requests))
-    columns: dict[str, list[Columns]] = {request.request_id: [] for request in requests}
+    log = OfferLog()
     running = 0
     while waiting or loop.has_work:
         while waiting and running < concurrency:
             loop.add(waiting.pop())
             running += 1
+        positions = {request.request_id: len(request.output_ids) for request in requests}
         running -= sum(event.finish is not None for event in loop.step())
         assert loop.last_record is not None and loop.last_record.offers is not None, "a step of a recording loop"
-        _split(loop.last_record.offers, columns)
+        log.add(loop.last_record.offers, positions)
         report(len(requests) - len(waiting) - running, len(requests))
-    return tuple(_label(request.output_ids, columns[request.request_id]) for request in requests)
+    placed = log.pools(requests)
+    for request, of_request in zip(requests, placed, strict=True):
+        found = [position for position, _ in of_request]
+        assert found == list(range(1, len(request.output_ids))), "one token per step, the first from the prompt"
+    return tuple(tuple(pool for _, pool in of_request) for of_request in placed)
 
 
 def offer_trace(
@@ -98,19 +91,3 @@ def offer_trace(
         provenance=provenance,
     )
     return OfferTrace(header, pools)
-
-
-def _split(step: StepOffers, columns: dict[str, list[Columns]]) -> None:
-    """Give each decoding request what it was offered."""
-    for index, request_id in enumerate(step.request_ids):
-        mine = np.flatnonzero(step.offers.request == index)
-        offers = step.offers.take(mine)
-        columns[request_id].append(
-            Columns(step.depth[mine], offers.parent, offers.token, offers.path_logp, step.node[mine])
-        )
-
-
-def _label(output_ids: Sequence[int], steps: Sequence[Columns]) -> tuple[Pool, ...]:
-    """`steps[p - 1]` was offered when p tokens were out."""
-    assert len(steps) == len(output_ids) - 1, "one token per step, the first from the prompt"
-    return tuple(labelled(*columns, output_ids[position:]) for position, columns in enumerate(steps, start=1))

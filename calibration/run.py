@@ -6,13 +6,18 @@ Loads torch and the model; everything that can be checked without them has been 
 import argparse
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from calibration.acceptance import acceptance_curves
-from calibration.collect import Trace, collect, draw_sample
+from calibration.assemble import with_results, youden_profile
+from calibration.buckets import buckets_of, positions_of, serving_settings
+from calibration.categories import category_of, category_stats
+from calibration.chosen import chosen_k_max
+from calibration.collect import Sample, Trace, collect, draw_sample
 from calibration.progress import progress
 from calibration.provenance import profile_provenance
 from calibration.record import offer_trace, record, tracing
+from calibration.result import Calibration
 from calibration.trace import OfferTrace
 from echo_sched.config import EngineConfig
 from echo_sched.engine.measure import CostCurve
@@ -24,8 +29,7 @@ from echo_sched.loop.drafting_cost import measure_drafting
 from echo_sched.loop.pricing import cost_table
 from echo_sched.prompts import PromptFile
 from echo_sched.scheduler.cost import CostTable
-from echo_sched.scheduler.fit import DepthFit, Fit, fit
-from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile
+from echo_sched.scheduler.fit import fit
 from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams
 
@@ -36,19 +40,15 @@ SETTINGS = (
     "temperature",
     "seed",
     "chat_template",
+    "checkpoint_rule",
     "auc_cut",
+    "drop_cut",
+    "threshold_rule",
+    "k_max",
     "cost_tokens",
     "cost_cached",
     "cost_repeats",
 )
-
-
-class Calibration(NamedTuple):
-    """The result: what is stored, and what a person is shown."""
-
-    profile: Profile
-    fit: Fit
-    trace: OfferTrace | None  # where one was asked for
 
 
 def calibrate(
@@ -57,15 +57,15 @@ def calibrate(
     """Raises DataError when no prompt is usable or the drafter never offers anything; ConfigError, ModelError."""
     config = ungated(args)
     loop = DecodeLoop.from_config(config, recording=True)
-    sample = draw_sample(loop, prompts.prompts, params, max_prompts=args.max_prompts, chat_template=args.chat_template)
-    with progress("answering prompts with ungated trees (tokens)") as report:
-        trace = collect(loop, sample.requests, concurrency=args.concurrency, report=report)
-    if not trace.readings:
-        raise DataError(
-            f"the {config.drafter} drafter offered nothing on {len(sample.requests)} prompts, so there is nothing to "
-            "calibrate; use more or longer prompts, or a larger --max-new-tokens"
-        )
-    fitted = fit(trace.readings, max_depth=config.max_depth, auc_cut=args.auc_cut, seed=args.seed)
+    sample, trace = _answer(loop, args, params, prompts)
+    fitted = fit(
+        trace.readings,
+        max_depth=config.max_depth,
+        checkpoint_rule=args.checkpoint_rule,
+        auc_cut=args.auc_cut,
+        drop_cut=args.drop_cut,
+        seed=args.seed,
+    )
     curve = _measure(loop, args)
     facts = profile_provenance(
         argv,
@@ -78,8 +78,22 @@ def calibrate(
         curve=curve,
         weights=loop.info()["weights"],
     )
-    offers = _record(loop, sample.requests, args.concurrency, facts) if args.trace else None
-    return Calibration(_profile(loop, fitted, trace, curve, facts), fitted, offers)
+    cost = None if curve is None else _cost(loop, curve, facts)
+    profile = youden_profile(loop.model_identity, loop.drafter_identity, fitted, trace.nodes, cost, facts)
+    positions, settings = positions_of(loop, sample.requests, trace, fitted), serving_settings(args, config)
+    buckets = buckets_of(args.threshold_rule, settings, positions, profile, trace, fitted)
+    categories = category_stats(trace.readings, sample.requests, _kinds(args.data, prompts), config.max_depth)
+    profile = with_results(profile, buckets, categories)
+    return Calibration(
+        profile=profile,
+        fit=fitted,
+        readings=trace.readings,
+        nodes=trace.nodes,
+        categories=categories,
+        buckets=buckets,
+        chosen_k_max={} if cost is None else chosen_k_max(positions, profile, settings),
+        trace=_record(loop, sample.requests, args.concurrency, facts) if args.trace else None,
+    )
 
 
 def ungated(args: argparse.Namespace) -> EngineConfig:
@@ -103,6 +117,26 @@ def ungated(args: argparse.Namespace) -> EngineConfig:
     )
 
 
+def _answer(
+    loop: DecodeLoop, args: argparse.Namespace, params: SamplingParams, prompts: PromptFile
+) -> tuple[Sample, Trace]:
+    """Raises DataError when no prompt is usable or the drafter never offers anything."""
+    sample = draw_sample(loop, prompts.prompts, params, max_prompts=args.max_prompts, chat_template=args.chat_template)
+    with progress("answering prompts with ungated trees (tokens)") as report:
+        trace = collect(loop, sample.requests, concurrency=args.concurrency, report=report)
+    if not trace.readings:
+        raise DataError(
+            f"the {loop.config.drafter} drafter offered nothing on {len(sample.requests)} prompts, so there is nothing "
+            "to calibrate; use more or longer prompts, or a larger --max-new-tokens"
+        )
+    return sample, trace
+
+
+def _kinds(data: str, prompts: PromptFile) -> dict[str, str]:
+    """Request id -> kind of prompt."""
+    return {f"row-{row.source_row}": category_of(row.category, Path(data).name) for row in prompts.prompts}
+
+
 def _record(loop: DecodeLoop, answered: Sequence[Request], concurrency: int, facts: dict[str, Any]) -> OfferTrace:
     """Answer the same prompts again, one token at a time."""
     recording = tracing(loop)
@@ -121,37 +155,5 @@ def _measure(loop: DecodeLoop, args: argparse.Namespace) -> CostCurve | None:
         )
 
 
-def _profile(loop: DecodeLoop, fitted: Fit, trace: Trace, curve: CostCurve | None, facts: dict[str, Any]) -> Profile:
-    cost: CostTable | None = None
-    if curve is not None:
-        cost = cost_table(curve, measure_drafting(loop), machine={**facts["machine"], **curve.measured_on})
-    return Profile(
-        model=loop.model_identity,
-        drafter=loop.drafter_identity,
-        target_depth=fitted.target_depth,
-        typical_depth=fitted.typical_depth,
-        checkpoints=tuple(_checkpoint(depth) for depth in fitted.checkpoints),
-        no_checkpoint_reason=fitted.no_checkpoint_reason,
-        depths=tuple(_stats(depth) for depth in fitted.depths),
-        acceptance=acceptance_curves(trace.nodes),
-        cost=cost,
-        provenance=facts,
-    )
-
-
-def _checkpoint(fit: DepthFit) -> Checkpoint:
-    assert fit.threshold is not None, "a depth without a threshold is no checkpoint"
-    return Checkpoint(fit.depth, fit.threshold, fit.auc, fit.auc_low, fit.auc_high, fit.n)
-
-
-def _stats(fit: DepthFit) -> DepthStats:
-    return DepthStats(
-        depth=fit.depth,
-        n=fit.n,
-        acceptance=fit.acceptance,
-        mean_confidence=fit.mean_confidence,
-        auc=fit.auc,
-        auc_low=fit.auc_low,
-        auc_high=fit.auc_high,
-        threshold=fit.threshold,
-    )
+def _cost(loop: DecodeLoop, curve: CostCurve, facts: dict[str, Any]) -> CostTable:
+    return cost_table(curve, measure_drafting(loop), machine={**facts["machine"], **curve.measured_on})

@@ -51,7 +51,7 @@ def draw_svg(num_panels: int, draw: Callable[[Sequence["Axes"]], None]) -> str:
     return text.getvalue()
 
 
-def save_svg(path: str | Path, text: str) -> None:
+def save_text(path: str | Path, text: str) -> None:
     """The file appears whole or not at all. Raises ConfigError where it cannot be written."""
     part = Path(f"{path}.part")
     try:

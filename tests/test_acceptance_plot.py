@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.reliability import Reliability
 from benchmarks.reliability_plot import draw_panel, reliability_svg
 from echo_sched.errors import ConfigError
-from echo_sched.plots import draw_svg, save_svg
+from echo_sched.plots import draw_svg, save_text
 from tests.test_acceptance import node
 from tests.test_import_rules import loaded_by
 
@@ -68,11 +68,11 @@ def test_the_same_numbers_give_the_same_file() -> None:
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     text = draw_svg(2, lambda panels: None)
-    save_svg(tmp_path / "plot.svg", text)
+    save_text(tmp_path / "plot.svg", text)
     assert [path.name for path in tmp_path.iterdir()] == ["plot.svg"]
     assert (tmp_path / "plot.svg").read_text() == text
     with pytest.raises(ConfigError, match="cannot write"):
-        save_svg(tmp_path / "nothing" / "plot.svg", text)
+        save_text(tmp_path / "nothing" / "plot.svg", text)
 
 
 def test_only_a_plot_loads_matplotlib() -> None:

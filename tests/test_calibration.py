@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,9 @@ from echo_sched.scheduler.cost import DraftingCost
 from echo_sched.scheduler.fit import fit
 from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.profile import load_profile
-from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
+from echo_sched.scheduler.starting_values import built_in_profile
+from echo_sched.tree import Offers
+from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepOffers, StepRecord, TokenEvent
 from tests.fakes import ScriptedDrafter
 from tests.records import step_record
 from tests.tiny_models import VOCAB_SIZE, WORDS, random_prompt, tiny_model
@@ -83,6 +86,7 @@ class ScriptedLoop:
             num_emitted=1,
             seconds={"draft": 0.25},
             gate_readings=readings,
+            offers=StepOffers((), Offers.empty(), np.zeros(0, np.int64), np.zeros(0, np.int64)),
         )
         return events
 
@@ -218,14 +222,22 @@ def test_calibrate_writes_a_profile_that_loads_and_says_where_it_came_from(
     assert summary["checkpoints"] == profile.to_json()["checkpoints"]
     assert summary["target_depth"] == profile.target_depth
     assert any(line.split()[:2] == ["1", str(profile.depths[0].n)] for line in lines)  # the table
-    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+    assert sum(row["share_of_steps"] for row in facts["categories"]) == 1.0
+    assert len(facts["throughput"]) == (len(profile.loads) if profile.checkpoints else 0)
+    assert summary["report"] == str(tmp_path / "profile.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.html", "profile.json"]
+    assert "other" in {line.split()[0] for line in lines if line.strip()}  # the kind of these prompts
 
 
 def test_a_calibrated_profile_serves_its_own_model_and_no_other(
     model_folder: Path, prompts_file: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "profile.json"
-    main(flags(prompts_file, out, model_folder, "--cost-repeats", "0", "--max-prompts", "2"))
+    main(
+        flags(
+            prompts_file, out, model_folder, "--cost-repeats", "0", "--threshold-rule", "youden", "--max-prompts", "2"
+        )
+    )
     assert load_profile(out).cost is None
     small = EngineConfig(model=str(model_folder), profile=str(out), price="off", max_model_len=96, max_batch_size=2)
     assert DecodeLoop.from_config(small).profile == load_profile(out)
@@ -255,6 +267,40 @@ def test_costs_are_measured_at_start_unless_the_profile_has_them_from_this_machi
     for free in ({"policy": "off"}, {"k_max": 0}, {"price": "off"}):  # who never reckons measures nothing
         replace(profile, cost=None).save(out)
         assert DecodeLoop.from_config(small.model_copy(update=free)).profile.cost is None
+
+
+def test_costs_alone_leave_the_rest_of_a_profile_as_it_is(
+    model_folder: Path, prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = (tmp_path / name for name in ("first.json", "second.json", "third.json"))
+    small = ["--model", str(model_folder), "--max-model-len", "96", "--max-batch-size", "2", "--cost-only"]
+    costs = ["--cost-tokens", "1,4", "--cost-cached", "16", "--cost-repeats", "1"]
+    youden = ("--cost-repeats", "0", "--threshold-rule", "youden", "--max-prompts", "2")
+    main(flags(prompts_file, first, model_folder, *youden))
+    capsys.readouterr()
+    assert main(["--profile", str(first), "--out", str(second), *small, *costs]) == 0
+    captured = capsys.readouterr()
+    known, measured = load_profile(first), load_profile(second)
+    assert known.cost is None and measured.cost is not None
+    assert measured.cost.num_tokens == (1, 4) and measured.cost.machine["torch"] == torch.__version__
+    assert measured.provenance["cost"]["settings"]["cost_repeats"] == 1
+    assert replace(measured, cost=None, provenance=known.provenance) == known
+    assert json.loads(captured.out.splitlines()[-1])["cost"] == measured.cost.to_json()
+    assert "timing forwards (runs): 2 of 2" in captured.err or "timing forwards (runs): 4 of 4" in captured.err
+    assert main(["--out", str(third), *small, *costs]) == 0
+    assert load_profile(third).checkpoints == built_in_profile("ngram").checkpoints
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.html", "first.json", "second.json", "third.json"]
+
+
+def test_what_makes_no_sense_without_prompts_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, complaint in (
+        (["--out", "x.json"], "DATA is missing"),
+        (["--cost-only", "--out", "x.json", "--trace", "t.gz"], "--trace does not go with --cost-only"),
+        (["--cost-only", "--out", "x.json", "--cost-repeats", "0"], "--cost-repeats must be at least 1"),
+        (["data.jsonl", "--out", "x.json", "--report", "x.json"], "name the same file"),
+    ):
+        assert cli.main(["calibrate", *words]) == 2
+        assert complaint in capsys.readouterr().err
 
 
 def test_trees_are_grown_to_the_width_that_the_profile_names(model_folder: Path, tmp_path: Path) -> None:
@@ -306,6 +352,12 @@ def test_a_signal_planted_in_the_drafter_is_found_through_the_engine(signal: boo
         ('{"prompt": "w1"}', ("--max-prompts", "0"), "--max-prompts must be at least 1"),
         ('{"prompt": "w1"}', ("--auc-cut", "nan"), "--auc-cut must be in"),
         ('{"prompt": "w1"}', ("--max-depth", "0"), "--max-depth"),
+        ('{"prompt": "w1"}', ("--drop-cut", "2"), "--drop-cut must be in"),
+        ('{"prompt": "w1"}', ("--k-max", "0"), "--k-max must be at least 1"),
+        ('{"prompt": "w1"}', ("--cost-repeats", "0"), "--threshold-rule throughput needs costs"),
+        ('{"prompt": "w1"}', ("--profile", "x.json"), "--profile goes with --cost-only"),
+        ('{"prompt": "w1"}', ("--cost-only",), "DATA does not go with --cost-only"),
+        ('{"prompt": "w1"}', ("--report", "no/where/page.html"), "--report no/where/page.html: cannot write"),
         ('{"prompt": "w1"}', ("--temperature", "-1"), "temperature must not be negative"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from echo_sched.scheduler.adapt import REFIT_READINGS, Adaptation, refit
 from echo_sched.scheduler.drift import MIN_READINGS, WINDOW, Column, Drift, auc_error, calibration_error
 from echo_sched.scheduler.explore import explores, ungated
-from echo_sched.scheduler.fit import auc
+from echo_sched.scheduler.separation import auc
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Checkpoint, Profile
@@ -21,7 +21,7 @@ from tests.allocation_twin import drive, scattered
 
 PROFILE = replace(
     BUILT_IN_PROFILES["ngram"],
-    checkpoints=(Checkpoint(1, 0.4, 0.75, 0.7, 0.8, 300), Checkpoint(3, 0.2, None, None, None, 100)),
+    checkpoints=(Checkpoint(1, (0.4,), 0.75, 0.7, 0.8, 300), Checkpoint(3, (0.2,), None, None, None, 100)),
 )
 RANDOM = np.random.default_rng(5)
 

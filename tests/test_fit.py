@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from echo_sched.scheduler.fit import MIN_PROMPTS, MIN_READINGS, auc, fit, separation, youden_threshold
+from echo_sched.scheduler.depth_fit import MIN_PROMPTS, MIN_READINGS
+from echo_sched.scheduler.fit import fit
+from echo_sched.scheduler.separation import auc, separation, youden_threshold
 from echo_sched.types import GateReading
 
 NO_SIGNAL = 0.5
@@ -161,3 +163,54 @@ def test_target_and_typical_depth_follow_the_accepted_paths() -> None:
     assert fit(readings, max_depth=3).target_depth == 2  # below D_max, so that there is something to deepen into
     never = [reading._replace(accepted=False) for reading in readings]
     assert (fit(never, max_depth=8).target_depth, fit(never, max_depth=8).typical_depth) == (1, 1.0)
+
+
+def ungated(chances: dict[int, float], *, told: int, num_prompts: int = 40, num_steps: int = 25) -> list[GateReading]:
+    """Trees that go on whatever was accepted: a path passes each depth with its chance, and ends where it does not.
+
+    At depth `told` the confidence says only whether the path has come that far, deeper also whether it goes on.
+    """
+    generator = np.random.default_rng(5)
+    readings = []
+    for prompt in range(num_prompts):
+        for step in range(num_steps):
+            on_path = True
+            for depth, chance in sorted(chances.items()):
+                before = on_path
+                on_path = before and bool(generator.random() < chance)
+                score = (2.0 if before else 0.0) + (2.0 if on_path and depth != told else 0.0) + generator.normal()
+                readings.append(GateReading(step, f"prompt-{prompt}", depth, 1 / (1 + math.exp(-score)), on_path))
+    return readings
+
+
+def test_conditional_auc_asks_only_those_whose_path_came_so_far() -> None:
+    """Depth 2's confidence knows that the path reached depth 1, and nothing of its own step."""
+    first, second, third = fit(ungated({1: 0.6, 2: 0.7, 3: 0.7}, told=2), max_depth=4).depths
+    assert first.conditional.n == first.n and first.conditional.auc == first.auc
+    assert second.auc is not None and second.auc > 0.7
+    assert second.conditional.auc == pytest.approx(0.5, abs=0.06)
+    assert second.conditional.auc_low is not None and second.conditional.auc_low < 0.5 < second.conditional.auc_high
+    assert third.conditional.auc is not None and third.conditional.auc > 0.85
+    assert second.conditional.n == round(first.acceptance * first.n)
+    assert [depth.conditional.acceptance for depth in (first, second, third)] == pytest.approx(
+        [0.6, 0.7, 0.7], abs=0.05
+    )
+
+
+def test_drop_rule_finds_the_depths_where_acceptance_falls() -> None:
+    readings = ungated({1: 0.9, 2: 0.9, 3: 0.6, 4: 0.6}, told=0)
+    result = fit(readings, max_depth=5, checkpoint_rule="drop")
+    assert [checkpoint.depth for checkpoint in result.checkpoints] == [1, 3]
+    for depth, drop in zip(result.depths, (0.1, 0.0, 0.3, 0.0), strict=True):
+        assert depth.drop == pytest.approx(drop, abs=0.05)
+        assert depth.drop_low is not None and depth.drop_high is not None
+        assert depth.drop_low < depth.drop < depth.drop_high
+    strict = fit(readings, max_depth=5, checkpoint_rule="drop", drop_cut=0.5)
+    assert "depth 4: acceptance drops by 0.0" in str(strict.no_checkpoint_reason) and not strict.checkpoints
+    assert [row.depth for row in fit(readings, max_depth=5).checkpoints] == [1, 2, 3, 4]  # confidence tells everywhere
+
+
+def test_thresholds_are_fitted_to_half_of_the_prompts() -> None:
+    readings = planted({1: 0.7})
+    assert len(fit(readings, max_depth=2).fitting) == 20
+    assert fit(readings, max_depth=2).fitting < {reading.request_id for reading in readings}

@@ -17,7 +17,7 @@ from tests.allocation_twin import drive
 
 PROFILE = replace(
     BUILT_IN_PROFILES["ngram"],
-    checkpoints=(Checkpoint(1, 0.4, 0.75, 0.7, 0.8, 300), Checkpoint(3, 0.2, None, None, None, 100)),
+    checkpoints=(Checkpoint(1, (0.4,), 0.75, 0.7, 0.8, 300), Checkpoint(3, (0.2,), None, None, None, 100)),
 )
 
 
@@ -68,7 +68,7 @@ def test_the_policy_hears_of_every_step_but_the_explored() -> None:
 @pytest.mark.parametrize("k_max", [3, 8, 32])
 def test_the_live_auc_is_that_of_all_requests_whatever_gate_and_budget_would_select(k_max: int) -> None:
     """Confidence uniform and as likely right as it says: an AUC of 5/6. Of those a gate at 0.6 lets pass, 0.6."""
-    strict = replace(PROFILE, checkpoints=(Checkpoint(1, 0.6, None, None, None, 300),))
+    strict = replace(PROFILE, checkpoints=(Checkpoint(1, (0.6,), None, None, None, 300),))
     policy = make_policy(PolicySettings(k_max=k_max), strict)
     live, random = LiveScheduler(policy, strict, explore=1.0, adapt=False, seed=3), np.random.default_rng(2)
     for step in range(1200):

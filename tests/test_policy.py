@@ -1,16 +1,20 @@
 """What each policy plans, and what its plans come to when they are carried out."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_sched.errors import ConfigError
+from echo_sched.scheduler.budget import Allocation
+from echo_sched.scheduler.depths import Checkpoint, DepthStats
 from echo_sched.scheduler.policy import Load, Plan, PolicySettings, make_policy
-from echo_sched.scheduler.profile import Checkpoint, DepthStats
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
+from echo_sched.tree import ROOT, Offers
 from tests.allocation_twin import Children, drive, scattered
 
 PROFILE = replace(
@@ -18,8 +22,8 @@ PROFILE = replace(
     target_depth=3,
     typical_depth=2.0,
     checkpoints=(
-        Checkpoint(1, 0.4, None, None, None, 300),
-        Checkpoint(3, 0.2, None, None, None, 100),
+        Checkpoint(1, (0.4,), None, None, None, 300),
+        Checkpoint(3, (0.2,), None, None, None, 100),
     ),
     depths=tuple(
         DepthStats(depth, 100, 0.5, 0.5, None, None, None, threshold)
@@ -135,6 +139,49 @@ def test_single_threshold_is_the_mean_weighted_by_readings() -> None:
     assert make_policy(PolicySettings(thresholds="single", max_depth=1), none_listed).plan(Load(1, 0)).thresholds == (
         None,
     )
+
+
+LOADED = replace(
+    PROFILE,
+    loads=(0.5, 2.0, 8.0),
+    checkpoints=(
+        Checkpoint(1, (0.6, 0.4, 0.2), None, None, None, 300),
+        Checkpoint(3, (0.5, 0.3, 0.0), None, None, None, 100),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "thresholds"),
+    [(64, (0.6, None, 0.5)), (32, (0.6, None, 0.5)), (31, (0.4, None, 0.3)), (9, (0.4, None, 0.3)),
+     (8, (0.4, None, 0.3)), (7, (0.2, None, 0.0)), (1, (0.2, None, 0.0))],
+)  # fmt: skip
+def test_thresholds_are_those_of_the_nearest_load(num_requests: int, thresholds: tuple[float | None, ...]) -> None:
+    """K_max 32: loads of 0.5, 1 (as near to 0.5 as to 2), just above 1, 3.6, 4 (as near to 2 as to 8), 4.6 and 32."""
+    policy = make_policy(PolicySettings(max_depth=3), LOADED)
+    assert policy.plan(Load(num_requests, 0)).thresholds == thresholds
+
+
+def test_every_gate_reads_by_load() -> None:
+    single = make_policy(PolicySettings(thresholds="single", max_depth=3), LOADED)
+    assert [single.plan(Load(count, 0)).thresholds[0] for count in (64, 1)] == pytest.approx([0.575, 0.15])
+    dense = make_policy(PolicySettings(gate="dense", max_depth=4), LOADED)
+    assert [dense.plan(Load(count, 0)).thresholds for count in (64, 1)] == [
+        (0.6, None, 0.5, 0.1),
+        (0.2, None, 0.0, 0.1),
+    ]
+
+
+def test_the_random_gate_learns_each_load_apart() -> None:
+    """Confidence 0.5: the sparse gate would truncate everybody of sixty-four, and nobody alone."""
+    policy = make_policy(PolicySettings(gate="random", max_depth=1, price="off"), LOADED)
+    for count in (64, 1):
+        load, everybody = Load(count, 0), np.arange(count)
+        allocation = Allocation(policy.plan(load), np.ones(count, np.int64))
+        allocation.grant(Offers(everybody, np.full(count, ROOT), everybody, np.full(count, math.log(0.5))))
+        policy.observe(load, allocation.report)
+    rates = [policy.plan(Load(count, 1)).truncation_rates for count in (64, 1)]
+    assert rates == [(1.0,), (0.0,)]
 
 
 def test_settings_reach_the_plan() -> None:

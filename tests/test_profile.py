@@ -20,9 +20,10 @@ VALID: dict[str, Any] = {
     "drafter": {"name": "ngram", "fingerprint": None},
     "target_depth": 2,
     "typical_depth": 1.5,
+    "loads": [0.5, 8.0],
     "checkpoints": [
-        {"depth": 1, "threshold": 0.4, "auc": 0.8, "auc_low": 0.7, "auc_high": 0.9, "n": 100},
-        {"depth": 3, "threshold": 0.2, "auc": 0.7, "auc_low": 0.65, "auc_high": 0.75, "n": 50},
+        {"depth": 1, "thresholds": [0.4, 0.3], "auc": 0.8, "auc_low": 0.7, "auc_high": 0.9, "n": 100},
+        {"depth": 3, "thresholds": [0.2, 0.0], "auc": 0.7, "auc_low": 0.65, "auc_high": 0.75, "n": 50},
     ],
     "no_checkpoint_reason": None,
     "depths": [
@@ -35,6 +36,7 @@ VALID: dict[str, Any] = {
             "auc_low": None,
             "auc_high": None,
             "threshold": None,
+            "conditional": {"n": 5, "acceptance": 0.5, "auc": 0.6, "auc_low": 0.5, "auc_high": 0.7},
         }
         for depth in (1, 2, 3)
     ],
@@ -80,7 +82,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> None:
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     check_profile(profile, Identity("whatever", "123"), Identity(profile.drafter.name, None))
-    thresholds = [checkpoint.threshold for checkpoint in profile.checkpoints]
+    thresholds = [checkpoint.thresholds for checkpoint in profile.checkpoints]
     assert thresholds == sorted(thresholds, reverse=True)
     assert {1, profile.target_depth} <= {checkpoint.depth for checkpoint in profile.checkpoints}
 
@@ -88,7 +90,7 @@ def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> No
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (changed("schema_version", to=1), "schema_version must be 3, got 1"),
+        (changed("schema_version", to=2), "schema_version must be 3, got 2; run calibrate again"),
         (changed("schema_version", to=True), "schema_version"),
         (changed("target_depth", to=0), "target_depth"),
         (changed("target_depth", to=2.0), "target_depth must be an integer"),
@@ -101,8 +103,15 @@ def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> No
         (changed("model", "name", to=""), "model.name must be a non-empty string"),
         (changed("drafter", "surprise", to=1), "drafter has an unknown key 'surprise'"),
         (changed("checkpoints", to={}), "checkpoints must be a list"),
-        (changed("checkpoints", 1, "threshold", to=1.5), r"checkpoints\[1\].threshold must be a number in \[0, 1\]"),
-        (changed("checkpoints", 1, "threshold", to=None), r"checkpoints\[1\].threshold"),
+        (changed("loads", to=[]), "loads must ascend from above 0"),
+        (changed("loads", to=[0.0, 1.0]), "loads must ascend from above 0"),
+        (changed("loads", to=[8.0, 0.5]), "loads must ascend from above 0"),
+        (changed("checkpoints", 1, "thresholds", to=[0.1]), "thresholds must be one per load, 2, at depth 3"),
+        (changed("checkpoints", 1, "thresholds", to=[0.1, 1.5]), r"threshold must be in \[0, 1\], got 1.5 at depth 3"),
+        (changed("checkpoints", 1, "thresholds", to=None), r"checkpoints\[1\].thresholds"),
+        (changed("depths", 1, "threshold", to=-1), r"depths\[1\].threshold must be a number in \[0, 1\]"),
+        (changed("depths", 1, "conditional", to=None), r"depths\[1\].conditional must be an object"),
+        (changed("depths", 1, "conditional", "auc", to=2), r"depths\[1\].conditional.auc"),
         (changed("checkpoints", 1, "depth", to=1), "checkpoints: depth must increase"),
         (changed("checkpoints", 0, "n", to=True), r"checkpoints\[0\].n must be an integer"),
         (changed("checkpoints", 0, "auc", to=-0.1), r"checkpoints\[0\].auc"),

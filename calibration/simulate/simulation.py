@@ -148,8 +148,7 @@ class Simulation:
         num_fed = sum(request.num_computed - request.num_fed for request in drafting)
         for request in drafting:
             request.num_fed = request.num_computed
-        cost, size = self._cost.drafting, len(drafting)
-        return cost.start(size) + num_levels * cost.level(size) + num_fed * cost.pair_seconds
+        return self._cost.drafting.seconds(len(drafting), num_levels, num_fed)
 
     def _admit(self) -> None:
         for _ in range(num_admitted(len(self._waiting), self._concurrency - len(self._running))):

@@ -7,7 +7,7 @@ thousands of steps, and keeps its threshold unless the new one separates reading
 from collections.abc import Mapping
 
 from echo_sched.scheduler.drift import Column
-from echo_sched.scheduler.fit import separation, youden_threshold
+from echo_sched.scheduler.separation import separation, youden_threshold
 
 REFIT_READINGS = 512
 

@@ -60,6 +60,11 @@ class DraftingCost:
         """Seconds of one level with a node of each request."""
         return float(_read(self.num_requests, self.level_seconds, num_requests))
 
+    def seconds(self, num_requests: int, num_levels: int, num_fed: int) -> float:
+        """Of a step that drafts so many levels for so many requests, fed with so many tokens, beside its forward."""
+        levels = num_levels * self.level(num_requests)
+        return self.start(num_requests) + levels + num_fed * self.pair_seconds
+
     def to_json(self) -> dict[str, Any]:
         return {
             "num_requests": list(self.num_requests),

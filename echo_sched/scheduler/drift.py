@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
-from echo_sched.scheduler.fit import auc
+from echo_sched.scheduler.depths import Checkpoint, DepthStats
 from echo_sched.scheduler.plan import AllocationReport
-from echo_sched.scheduler.profile import Checkpoint, DepthStats, Profile
+from echo_sched.scheduler.profile import Profile
 from echo_sched.scheduler.seen import NOT_GRANTED
+from echo_sched.scheduler.separation import auc
 from echo_sched.tree import BoolArray, FloatArray, IntArray
 
 logger = logging.getLogger(__name__)

@@ -4,42 +4,36 @@ The question of a gate at depth d is "will the accepted path reach d?". Its evid
 one confidence and one answer per step, request and depth. Readings of one prompt resemble each other, so prompts, never
 steps, are what is split and what is resampled:
 
-    AUC, interval     all prompts; the confidence is used as it comes, so nothing here is fitted to them
+    AUC, drop         all prompts, with intervals; nothing here is fitted to them
     threshold         Youden's J on the fitting half of the prompts
     held-out J        the same threshold on the other half; it must still separate there
 
-Knows nothing of models, engines or files.
+Two rules make a depth a checkpoint: `auc`, where confidence surely tells; `drop`, where acceptance surely falls. Knows
+nothing of models, engines or files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from echo_sched.tree import BoolArray, FloatArray, IntArray
+from echo_sched.scheduler.depth_fit import (
+    DEFAULT_AUC_CUT,
+    DEFAULT_DROP_CUT,
+    CheckpointRule,
+    Cut,
+    DepthFit,
+    conditional_shares,
+    fit_depth,
+    rejection,
+    with_drop,
+)
+from echo_sched.scheduler.separation import Column
+from echo_sched.tree import BoolArray, IntArray
 from echo_sched.types import GateReading
 
-DEFAULT_AUC_CUT = 0.6  # the lower end of the interval must reach it; 0.5 is a coin
-MIN_READINGS = 50  # fewer readings at a depth decide nothing
-MIN_PROMPTS = 8  # a bootstrap over fewer clusters understates its own spread
 NUM_RESAMPLES = 1000
-INTERVAL = (2.5, 97.5)  # percentiles of the bootstrap: a 95 % interval
 TARGET_REACH = 0.3  # the base tree goes as deep as at least this share of all trees is accepted
-
-
-class DepthFit(NamedTuple):
-    """One depth. Rates and AUC are in [0, 1]; None where they are undefined."""
-
-    depth: int
-    n: int  # requests, over all steps, that had offers at this depth
-    acceptance: float  # share of them whose accepted path reached it
-    mean_confidence: float
-    auc: float | None
-    auc_low: float | None
-    auc_high: float | None
-    threshold: float | None  # the gate lets c > threshold pass
-    held_out_j: float | None  # sensitivity + specificity - 1 on prompts that fitted nothing
-    rejection: str | None  # why it is no checkpoint
 
 
 class Fit(NamedTuple):
@@ -50,21 +44,16 @@ class Fit(NamedTuple):
     typical_depth: float
     checkpoints: tuple[DepthFit, ...]
     no_checkpoint_reason: str | None
-
-
-class Column(NamedTuple):
-    """The readings of one depth. All arrays [n]."""
-
-    confidence: FloatArray
-    accepted: BoolArray
-    prompt: IntArray  # index into the sorted request ids
+    fitting: frozenset[str]  # prompts of the fitting half; a threshold is fitted to no other
 
 
 def fit(
     readings: Sequence[GateReading],
     *,
     max_depth: int,
+    checkpoint_rule: CheckpointRule = "auc",
     auc_cut: float = DEFAULT_AUC_CUT,
+    drop_cut: float = DEFAULT_DROP_CUT,
     seed: int = 0,
     num_resamples: int = NUM_RESAMPLES,
 ) -> Fit:
@@ -80,10 +69,17 @@ def fit(
     fitting[random.permutation(len(names))[: (len(names) + 1) // 2]] = True
     resamples = random.multinomial(len(names), np.full(len(names), 1 / len(names)), size=num_resamples)
     columns = _by_depth(readings, {name: index for index, name in enumerate(names)})
-    depths = tuple(_fit_depth(depth, columns[depth], fitting, resamples, auc_cut) for depth in sorted(columns))
+    cut = Cut(checkpoint_rule, auc_cut if checkpoint_rule == "auc" else drop_cut)
+    depths = _fit_depths(columns, fitting, resamples, cut)
     target = target_depth(depths, max_depth)
-    checkpoints = tuple(depth for depth in depths if depth.rejection is None)
-    return Fit(depths, target, typical_depth(depths), checkpoints, _no_checkpoint_reason(depths, target))
+    return Fit(
+        depths=depths,
+        target_depth=target,
+        typical_depth=typical_depth(depths),
+        checkpoints=tuple(depth for depth in depths if depth.rejection is None),
+        no_checkpoint_reason=_no_checkpoint_reason(depths, target),
+        fitting=frozenset(name for name, fits in zip(names, fitting, strict=True) if fits),
+    )
 
 
 def target_depth(depths: Sequence[DepthFit], max_depth: int) -> int:
@@ -104,91 +100,21 @@ def typical_depth(depths: Sequence[DepthFit]) -> float:
     return max(1.0, sum(fit.acceptance * fit.n for fit in depths) / _num_steps(depths))
 
 
-def auc(confidence: FloatArray, accepted: BoolArray, weight: FloatArray | None = None) -> float | None:
-    """Chance that an accepted reading is more confident than a rejected one, ties counting half (Mann-Whitney).
-
-    Arrays [n]; `weight` counts each reading that often. None without both classes.
-    """
-    values, group = np.unique(confidence, return_inverse=True)
-    return _grouped_auc(group, len(values), accepted, np.ones(len(group)) if weight is None else weight)
-
-
-def auc_interval(column: Column, resamples: IntArray) -> tuple[float | None, float | None]:
-    """95 % percentile bootstrap over prompts. `resamples` [R, prompts]: how often each prompt is drawn.
-
-    Resamples without both classes say nothing and are left out.
-    """
-    values, group = np.unique(column.confidence, return_inverse=True)
-    draws = [_grouped_auc(group, len(values), column.accepted, counts[column.prompt]) for counts in resamples]
-    defined = [draw for draw in draws if draw is not None]
-    if not defined:
-        return None, None
-    low, high = np.percentile(defined, INTERVAL)
-    return float(low), float(high)
-
-
-def youden_threshold(confidence: FloatArray, accepted: BoolArray) -> float | None:
-    """The cut-off with the largest J = sensitivity + specificity - 1 (Youden 1950), the lowest of equals.
-
-    Candidates lie midway between neighbouring confidences, so that the cut does not touch a seen value. J weighs a
-    wasted draft and a lost acceptance equally, each as a share of its class; it knows no cost. None without both
-    classes or with one single confidence.
-    """
-    values, group = np.unique(confidence, return_inverse=True)
-    if len(values) < 2 or accepted.all() or not accepted.any():
-        return None
-    positives = np.bincount(group, weights=accepted, minlength=len(values))
-    negatives = np.bincount(group, weights=~accepted, minlength=len(values))
-    below = slice(0, len(values) - 1)  # cut k closes the gate for values[: k + 1]
-    j = negatives.cumsum()[below] / negatives.sum() - positives.cumsum()[below] / positives.sum()
-    best = int(np.argmax(j))
-    middle = (values[best] + values[best + 1]) / 2
-    return float(middle if middle < values[best + 1] else values[best])  # neighbours one bit apart have no middle
-
-
-def separation(confidence: FloatArray, accepted: BoolArray, threshold: float) -> float | None:
-    """J of the gate `c > threshold`; None without both classes."""
-    if accepted.all() or not accepted.any():
-        return None
-    passes = confidence > threshold
-    return float(passes[accepted].mean() - passes[~accepted].mean())
-
-
-def _fit_depth(depth: int, column: Column, fitting: BoolArray, resamples: IntArray, auc_cut: float) -> DepthFit:
-    confidence, accepted, _ = column
-    fits = fitting[column.prompt]
-    low, high = auc_interval(column, resamples)
-    threshold = youden_threshold(confidence[fits], accepted[fits])
-    result = DepthFit(
-        depth=depth,
-        n=len(confidence),
-        acceptance=float(accepted.mean()),
-        mean_confidence=float(confidence.mean()),
-        auc=auc(confidence, accepted),
-        auc_low=low,
-        auc_high=high,
-        threshold=threshold,
-        held_out_j=None if threshold is None else separation(confidence[~fits], accepted[~fits], threshold),
-        rejection=None,
-    )
-    return result._replace(rejection=_rejection(result, len(np.unique(column.prompt)), auc_cut))
-
-
-def _rejection(depth: DepthFit, num_prompts: int, auc_cut: float) -> str | None:
-    if depth.n < MIN_READINGS:
-        return f"{depth.n} readings, at least {MIN_READINGS} are needed"
-    if num_prompts < MIN_PROMPTS:
-        return f"readings from {num_prompts} prompts, at least {MIN_PROMPTS} are needed"
-    if depth.auc is None or depth.auc_low is None or depth.auc_high is None:
-        return "always accepted" if depth.acceptance == 1.0 else "never accepted"
-    if depth.auc_low < auc_cut:
-        interval = f"[{depth.auc_low:.2f}, {depth.auc_high:.2f}]"
-        return f"AUC {depth.auc:.2f} {interval}, its lower end is below the cut {auc_cut:.2f}"
-    if depth.threshold is None or depth.held_out_j is None:
-        return "one half of the prompts has only accepted or only rejected readings"
-    if depth.held_out_j <= 0.0:
-        return f"threshold {depth.threshold:.3f} separates nothing on held-out prompts (J {depth.held_out_j:.2f})"
-    return None
+def _fit_depths(
+    columns: Mapping[int, Column], fitting: BoolArray, resamples: IntArray, cut: Cut
+) -> tuple[DepthFit, ...]:
+    """From the shallowest down, since the drop compares a depth with the one above."""
+    depths: list[DepthFit] = []
+    passed = np.ones(len(resamples))  # conditional acceptance at the depth above: the root is always accepted
+    for depth in sorted(columns):
+        above = depths[-1].conditional.acceptance if depths else 1.0
+        shares = conditional_shares(columns[depth], resamples)
+        fitted = fit_depth(depth, columns[depth], fitting, resamples)
+        fitted = with_drop(fitted, above, passed - shares)
+        found = rejection(fitted, len(np.unique(columns[depth].prompt)), cut)
+        depths.append(fitted._replace(rejection=found))
+        passed = shares
+    return tuple(depths)
 
 
 def _no_checkpoint_reason(depths: Sequence[DepthFit], target: int) -> str | None:
@@ -208,6 +134,7 @@ def _num_steps(depths: Sequence[DepthFit]) -> int:
 
 def _by_depth(readings: Sequence[GateReading], prompt_index: dict[str, int]) -> dict[int, Column]:
     groups: dict[int, list[GateReading]] = {}
+    on_path = {(reading.request_id, reading.step, reading.depth) for reading in readings if reading.accepted}
     for reading in sorted(readings, key=lambda reading: (reading.request_id, reading.step, reading.depth)):
         groups.setdefault(reading.depth, []).append(reading)
     return {
@@ -215,17 +142,9 @@ def _by_depth(readings: Sequence[GateReading], prompt_index: dict[str, int]) -> 
             confidence=np.array([reading.confidence for reading in group], np.float64),
             accepted=np.array([reading.accepted for reading in group], np.bool_),
             prompt=np.array([prompt_index[reading.request_id] for reading in group], np.int64),
+            reached=np.array(
+                [depth == 1 or (reading.request_id, reading.step, depth - 1) in on_path for reading in group]
+            ),
         )
         for depth, group in groups.items()
     }
-
-
-def _grouped_auc(group: IntArray, num_groups: int, accepted: BoolArray, weight: FloatArray | IntArray) -> float | None:
-    """AUC where `group` [n] ranks the readings' distinct confidences."""
-    positives = np.bincount(group, weights=weight * accepted, minlength=num_groups)
-    negatives = np.bincount(group, weights=weight * ~accepted, minlength=num_groups)
-    num_pairs = positives.sum() * negatives.sum()
-    if num_pairs == 0:
-        return None
-    below = negatives.cumsum() - negatives
-    return float((positives * (below + negatives / 2)).sum() / num_pairs)

@@ -5,9 +5,11 @@ with another model or drafter. Does not know how its numbers were fitted or what
 """
 
 import json
+import math
 import os
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from echo_sched.errors import ProfileError
 from echo_sched.scheduler import acceptance, cost
 from echo_sched.scheduler.acceptance import AcceptanceCurve
 from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.depths import Checkpoint, DepthStats, checkpoint_of, depth_stats_of, names
 from echo_sched.scheduler.fields import Fields
 
 SCHEMA_VERSION = 3
+ANY_LOAD = (1.0,)  # one bucket, which every load falls into
 
 
 @dataclass(frozen=True)
@@ -30,32 +34,6 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A depth whose offers the gate reads; `c <= threshold` truncates. auc* are None where nothing was measured."""
-
-    depth: int
-    threshold: float  # [0, 1]
-    auc: float | None
-    auc_low: float | None
-    auc_high: float | None
-    n: int
-
-
-@dataclass(frozen=True)
-class DepthStats:
-    """One measured depth. Rates are in [0, 1]; None where undefined (no readings, or one class only)."""
-
-    depth: int
-    n: int
-    acceptance: float | None  # share of requests with offers whose accepted path reached the depth
-    mean_confidence: float | None
-    auc: float | None
-    auc_low: float | None
-    auc_high: float | None
-    threshold: float | None  # what the dense gate uses; None: not read
-
-
-@dataclass(frozen=True)
 class Profile:
     """Everything a policy reads that was learned beforehand. Raises ProfileError when parts contradict each other."""
 
@@ -63,6 +41,7 @@ class Profile:
     drafter: Identity
     target_depth: int  # d0
     typical_depth: float  # D_typ: mean accepted path length, above 0
+    loads: tuple[float, ...]  # ascending; K_max / B that stands for each load bucket
     checkpoints: tuple[Checkpoint, ...]  # depths ascending
     no_checkpoint_reason: str | None
     depths: tuple[DepthStats, ...]  # depths ascending
@@ -75,6 +54,8 @@ class Profile:
             raise ProfileError(f"target_depth must be at least 1, got {self.target_depth}")
         if not self.typical_depth > 0:
             raise ProfileError(f"typical_depth must be above 0, got {self.typical_depth}")
+        if not self.loads or any(low >= high for low, high in pairwise([0.0, *self.loads])):
+            raise ProfileError(f"loads must ascend from above 0, got {list(self.loads)}")
         columns: dict[str, Sequence[Checkpoint | DepthStats | AcceptanceCurve]] = {
             "checkpoints": self.checkpoints,
             "depths": self.depths,
@@ -84,10 +65,17 @@ class Profile:
             listed = [row.depth for row in rows]
             if any(low >= high for low, high in pairwise([0, *listed])):
                 raise ProfileError(f"{name}: depth must increase from at least 1, got {listed}")
-        read: list[Checkpoint | DepthStats] = [*self.checkpoints, *self.depths]
-        for row in read:
-            if row.threshold is not None and not 0 <= row.threshold <= 1:
-                raise ProfileError(f"threshold must be in [0, 1], got {row.threshold} at depth {row.depth}")
+        for checkpoint in self.checkpoints:
+            if len(checkpoint.thresholds) != len(self.loads):
+                raise ProfileError(f"thresholds must be one per load, {len(self.loads)}, at depth {checkpoint.depth}")
+            _check_thresholds(checkpoint.depth, checkpoint.thresholds)
+        for row in self.depths:
+            _check_thresholds(row.depth, () if row.threshold is None else (row.threshold,))
+
+    def load_bucket(self, load: float) -> int:
+        """Index of the bucket whose load is nearest to `load` as a ratio; of two equally near ones the lower."""
+        distances = [abs(math.log(max(load, sys.float_info.min) / known)) for known in self.loads]
+        return distances.index(min(distances))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able, in the file's layout; `from_json` reads it back unchanged."""
@@ -97,7 +85,8 @@ class Profile:
             "drafter": asdict(self.drafter),
             "target_depth": self.target_depth,
             "typical_depth": self.typical_depth,
-            "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
+            "loads": list(self.loads),
+            "checkpoints": [asdict(row) | {"thresholds": list(row.thresholds)} for row in self.checkpoints],
             "no_checkpoint_reason": self.no_checkpoint_reason,
             "depths": [asdict(depth) for depth in self.depths],
             "acceptance": [curve.to_json() for curve in self.acceptance],
@@ -111,17 +100,18 @@ class Profile:
         if isinstance(data, dict) and data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             found = data["schema_version"]
             raise ProfileError(f"schema_version must be {SCHEMA_VERSION}, got {found!r}; run calibrate again")
-        document = Fields(data, "", ("schema_version", *_names(Profile)))
+        document = Fields(data, "", ("schema_version", *names(Profile)))
         document.integer("schema_version", SCHEMA_VERSION)
         table = document.optional_object("cost", cost.KEYS)
         return Profile(
-            model=_identity(document.object("model", _names(Identity))),
-            drafter=_identity(document.object("drafter", _names(Identity))),
+            model=_identity(document.object("model", names(Identity))),
+            drafter=_identity(document.object("drafter", names(Identity))),
             target_depth=document.integer("target_depth", 1),
             typical_depth=document.number("typical_depth"),
-            checkpoints=tuple(_checkpoint(row) for row in document.objects("checkpoints", _names(Checkpoint))),
+            loads=document.numbers("loads"),
+            checkpoints=tuple(checkpoint_of(row) for row in document.objects("checkpoints", names(Checkpoint))),
             no_checkpoint_reason=document.optional_text("no_checkpoint_reason"),
-            depths=tuple(_depth_stats(row) for row in document.objects("depths", _names(DepthStats))),
+            depths=tuple(depth_stats_of(row) for row in document.objects("depths", names(DepthStats))),
             acceptance=tuple(map(AcceptanceCurve.from_json, document.objects("acceptance", acceptance.KEYS))),
             cost=None if table is None else CostTable.from_json(table),
             provenance=document.free_object("provenance"),
@@ -164,6 +154,12 @@ def check_profile(profile: Profile, model: Identity, drafter: Identity) -> None:
         )
 
 
+def _check_thresholds(depth: int, thresholds: Sequence[float]) -> None:
+    for threshold in thresholds:
+        if not 0 <= threshold <= 1:
+            raise ProfileError(f"threshold must be in [0, 1], got {threshold} at depth {depth}")
+
+
 def _differs(recorded: Identity, actual: Identity) -> bool:
     return recorded.fingerprint is not None and recorded.fingerprint != actual.fingerprint
 
@@ -172,34 +168,5 @@ def _shown(identity: Identity) -> str:
     return f"{identity.name} (fingerprint {identity.fingerprint or 'none'})"
 
 
-def _names(value: type[Identity | Checkpoint | DepthStats | Profile]) -> tuple[str, ...]:
-    """Keys of the JSON object: the dataclass's own field names."""
-    return tuple(field.name for field in fields(value))
-
-
 def _identity(row: Fields) -> Identity:
     return Identity(row.text("name"), row.optional_text("fingerprint"))
-
-
-def _checkpoint(row: Fields) -> Checkpoint:
-    return Checkpoint(
-        depth=row.integer("depth", 1),
-        threshold=row.number("threshold", 0.0, 1.0),
-        auc=row.optional_number("auc", 0.0, 1.0),
-        auc_low=row.optional_number("auc_low", 0.0, 1.0),
-        auc_high=row.optional_number("auc_high", 0.0, 1.0),
-        n=row.integer("n", 0),
-    )
-
-
-def _depth_stats(row: Fields) -> DepthStats:
-    return DepthStats(
-        depth=row.integer("depth", 1),
-        n=row.integer("n", 0),
-        acceptance=row.optional_number("acceptance", 0.0, 1.0),
-        mean_confidence=row.optional_number("mean_confidence", 0.0, 1.0),
-        auc=row.optional_number("auc", 0.0, 1.0),
-        auc_low=row.optional_number("auc_low", 0.0, 1.0),
-        auc_high=row.optional_number("auc_high", 0.0, 1.0),
-        threshold=row.optional_number("threshold", 0.0, 1.0),
-    )

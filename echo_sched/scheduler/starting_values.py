@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from echo_sched.scheduler.profile import Checkpoint, DepthStats, Identity, Profile
+from echo_sched.scheduler.depths import Checkpoint, DepthStats
+from echo_sched.scheduler.profile import ANY_LOAD, Identity, Profile
 
 # Starting values, chosen by thought and not by measurement; run calibrate to replace them. Thresholds are for depths
 # 1 to 8; deeper ones are never read.
@@ -37,7 +38,10 @@ def _starting_values(drafter: str, target_depth: int, typical_depth: float, thre
         drafter=Identity(drafter, None),
         target_depth=target_depth,
         typical_depth=typical_depth,
-        checkpoints=tuple(Checkpoint(depth, thresholds[depth - 1], None, None, None, 0) for depth in (1, target_depth)),
+        loads=ANY_LOAD,
+        checkpoints=tuple(
+            Checkpoint(depth, (thresholds[depth - 1],), None, None, None, 0) for depth in (1, target_depth)
+        ),
         no_checkpoint_reason="built-in starting values, nothing was measured",
         depths=depths,
         acceptance=(),
