@@ -30,7 +30,7 @@ DECIDED = (
     "seed",
 )
 DEFAULT_COST_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-DEFAULT_COST_CONTEXTS = (128, 1024)
+DEFAULT_COST_CONTEXTS = (16, 1024)
 
 DESCRIPTION = """\
 Measure how well the drafter's confidence predicts acceptance on your prompts, and write the profile that the scheduler
@@ -59,7 +59,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """How the prompts are answered. Raises RequestError naming the setting."""
-    return SamplingParams(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed)
+    return SamplingParams(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        ignore_eos=args.ignore_eos,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--max-prompts", type=int, default=64, metavar="N", help="most prompts to run, drawn at random (default: 64)")
     add("--max-new-tokens", type=int, default=64, metavar="N", help="most tokens per answer (default: 64)")
+    add("--ignore-eos", action="store_true", help="answers of a fixed length: do not stop at EOS")
     add("--concurrency", type=int, default=4, metavar="N", help="answers written at once (default: 4)")
     add("--temperature", type=float, default=0.0, metavar="X", help="as you will serve; 0 is greedy (default: 0)")
     add("--seed", type=int, default=0, metavar="N", help="decides the drawing, sampling and resampling (default: 0)")
@@ -105,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         type=ascending,
         default=DEFAULT_COST_CONTEXTS,
         metavar="L,L,...",
-        help="tokens each request has in its cache while that is timed (default: 128,1024)",
+        help="tokens each request has in its cache while that is timed (default: 16,1024)",
     )
     add("--cost-repeats", type=int, default=5, metavar="N", help="timings of each, 0: measure no cost (default: 5)")
     add_engine_flags(parser, exclude=DECIDED)

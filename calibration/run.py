@@ -6,10 +6,12 @@ Loads torch and the model; everything that can be checked without them has been 
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from calibration.acceptance import acceptance_curves
 from calibration.collect import Trace, collect, draw_sample
+from calibration.overhead import TimedStep, fit_overhead, time_steps
 from calibration.progress import progress
 from calibration.provenance import profile_provenance
 from calibration.record import offer_trace, record, tracing
@@ -31,6 +33,7 @@ from echo_sched.types import Request, SamplingParams
 SETTINGS = (
     "max_prompts",
     "max_new_tokens",
+    "ignore_eos",
     "concurrency",
     "temperature",
     "seed",
@@ -66,6 +69,7 @@ def calibrate(
         )
     fitted = fit(trace.readings, max_depth=config.max_depth, auc_cut=args.auc_cut, seed=args.seed)
     curve = _measure(loop, args)
+    steps = [] if curve is None else _time_steps(loop, sample.requests)
     facts = profile_provenance(
         argv,
         data_path=args.data,
@@ -78,7 +82,7 @@ def calibrate(
         weights=loop.info()["weights"],
     )
     offers = _record(loop, sample.requests, args.concurrency, facts) if args.trace else None
-    return Calibration(_profile(loop, fitted, trace, curve, facts), fitted, offers)
+    return Calibration(_profile(loop, fitted, trace, curve, steps, facts), fitted, offers)
 
 
 def ungated(args: argparse.Namespace) -> EngineConfig:
@@ -120,11 +124,24 @@ def _measure(loop: DecodeLoop, args: argparse.Namespace) -> CostCurve | None:
         )
 
 
-def _profile(loop: DecodeLoop, fitted: Fit, trace: Trace, curve: CostCurve | None, facts: dict[str, Any]) -> Profile:
+def _time_steps(loop: DecodeLoop, requests: Sequence[Request]) -> list[TimedStep]:
+    with progress("timing whole steps (batches)") as report:
+        return time_steps(loop, requests, report=report)
+
+
+def _profile(
+    loop: DecodeLoop,
+    fitted: Fit,
+    trace: Trace,
+    curve: CostCurve | None,
+    steps: Sequence[TimedStep],
+    facts: dict[str, Any],
+) -> Profile:
     cost: CostTable | None = None
     if curve is not None:
         assert trace.draft_level_seconds is not None, "there are readings, so trees were drafted"
         cost = cost_table(curve, trace.draft_level_seconds, machine={**facts["machine"], **curve.measured_on})
+        cost = replace(cost, overhead=fit_overhead(steps, cost))
     return Profile(
         model=loop.model_identity,
         drafter=loop.drafter_identity,

@@ -3,7 +3,8 @@
 off,static,echo,echo:gate=none,echo:gate=dense:widen=off
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -27,6 +28,9 @@ ARM_SETTINGS = (
 )
 
 
+SCHEDULING = ("policy", *ARM_SETTINGS, "chunk_tokens")  # what decides the steps of an arm
+
+
 class Arm(NamedTuple):
     name: str  # as the caller wrote it
     config: EngineConfig
@@ -43,6 +47,11 @@ def parse_arms(text: str, base: EngineConfig, flag: str = "--arms") -> list[Arm]
     if len(set(names)) < len(names):
         raise ConfigError(f"{flag} names an arm twice: {text}")
     return [Arm(name, _arm_config(name, base, flag)) for name in names]
+
+
+def settings_of(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
+    """What was really set, by arm: files from different commands are compared by it. JSON-able."""
+    return {arm.name: {name: getattr(arm.config, name) for name in SCHEDULING} for arm in arms}
 
 
 def _arm_config(name: str, base: EngineConfig, flag: str) -> EngineConfig:

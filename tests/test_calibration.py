@@ -140,6 +140,7 @@ def test_cost_table_pools_noise_and_keeps_steps() -> None:
     curve = CostCurve(
         num_tokens=(1, 2, 4, 8, 16),
         context=(128, 1024),
+        num_requests=(1, 1, 1, 2, 4),
         seconds=((1.0, 2.0), (1.2, 2.0), (1.0, 2.0), (5.0, 9.0), (5.0, 9.0)),
         spread=((0.0, 0.0),) * 5,
         measured_on={"device": "cpu"},

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_sched.errors import ProfileError
-from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.cost import KEYS, OPTIONAL_KEYS, CostTable, Overhead
+from echo_sched.scheduler.fields import Fields
 from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 
@@ -209,6 +211,33 @@ TABLE = CostTable((1, 8, 32), (0, 100), ((1.0, 2.0), (3.0, 5.0), (4.0, 8.0)), 0.
 )
 def test_cost_steps_in_tokens_and_is_linear_in_context(num_tokens: int, context: float, seconds: float) -> None:
     assert TABLE.seconds_for(num_tokens, context) == pytest.approx(seconds)
+
+
+def test_the_same_rows_of_more_requests_have_more_behind_them() -> None:
+    """8 rows were measured as 2 requests: 8 requests with 25 tokens behind each read as much as 2 with 100."""
+    assert TABLE.seconds_for(8, 25, 8) == pytest.approx(TABLE.seconds_for(8, 100)) == pytest.approx(5.0)
+    assert TABLE.seconds_for(8, 100, 2) == pytest.approx(5.0)
+    assert TABLE.seconds_for(8, 100, 1) == pytest.approx(4.0)
+    assert TABLE.seconds_for(40, 50, 16) == pytest.approx(2 * TABLE.seconds_for(32, 50))  # two forwards, 8 of 16 each
+    told = replace(TABLE, requests=(1, 8, 16))
+    assert told.seconds_for(8, 100, 8) == pytest.approx(5.0)
+    for num_requests in (None, 1, 7, 40):
+        curve = told.curve(1, 100, 30.0, num_requests)
+        assert curve == pytest.approx([told.seconds_for(n, 30.0, num_requests) for n in range(1, 101)])
+
+
+def test_what_a_table_may_leave_out_survives_its_file() -> None:
+    whole = replace(TABLE, requests=(1, 8, 16), overhead=Overhead(0.25, 0.5, 0.125, 1.0))
+    assert whole.overhead is not None and whole.overhead.seconds_for(2, 4, 3) == 0.25 + 1.0 + 0.5 + 3.0
+    for table in (TABLE, whole):
+        data = json.loads(json.dumps(table.to_json()))
+        assert CostTable.from_json(Fields(data, "", KEYS, OPTIONAL_KEYS)) == table
+    with pytest.raises(ProfileError, match=r"cost\.requests must hold one count"):
+        replace(TABLE, requests=(1, 8))
+    with pytest.raises(ProfileError, match=r"cost\.overhead must be finite"):
+        Overhead(0.0, -1.0, 0.0, 0.0)
+    with pytest.raises(ProfileError, match=r"unknown key 'overheads'"):
+        Fields({**whole.to_json(), "overheads": {}}, "cost", KEYS, OPTIONAL_KEYS)
 
 
 def test_cost_with_one_context_or_a_falling_last_segment() -> None:

@@ -1,16 +1,17 @@
 """Serves a trace's requests without a model: the real policy and the real allocation, with a cost table for a clock.
 
 Closed loop, as `bench compare` runs: a request that ends is followed by the next at once. A step is that of
-loop/decode.py without its tensors: admit, choose prompt chunks, plan, grow, accept, emit; it takes
-T(B + P + K, L) + levels * seconds of a level. Knows nothing of files and of what is made of the numbers.
+loop/decode.py without its tensors: admit, choose prompt chunks, plan, grow, accept, emit; what it takes is in
+clock.py. Knows nothing of files and of what is made of the numbers.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from calibration.simulate.clock import StepWork, step_seconds
 from calibration.simulate.recorded import RecordedOffers
 from calibration.simulate.replay import replay_step
 from calibration.trace import TracedRequest
@@ -36,10 +37,16 @@ class SimulatedStep(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A finished request: seconds from its admission to its last token."""
+    """A finished request. It was admitted at once when it came, so all its waiting is for tokens."""
 
-    seconds: float
+    arrived_at: float
+    output_times: tuple[float, ...]  # of the steps that gave it tokens
     num_output_tokens: int
+
+    @property
+    def seconds(self) -> float:
+        """From its admission to its last token."""
+        return self.output_times[-1] - self.arrived_at
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class _Request:
     admitted_at: float
     num_computed: int = 0
     num_output: int = 0
+    output_times: list[float] = field(default_factory=list)
 
     @property
     def prompt_left(self) -> int:
@@ -116,11 +124,17 @@ class Simulation:
         caps = np.array([r.traced.max_new_tokens - r.num_output - 1 for r in decoding], np.int64)
         accepted, report, num_cut = replay_step(self._recorded, pools, plan, caps, self._max_children)
         num_verified = int(report.num_nodes.sum())
-        num_rows = load.num_requests + load.num_prompt_tokens + num_verified
-        seconds = self._cost.seconds_for(num_rows, load.context) + report.num_levels * self._cost.draft_level_seconds
+        work = StepWork(
+            num_requests=len(decoding) + len(chunks),
+            num_rows=load.num_requests + load.num_prompt_tokens + num_verified,
+            num_cached=sum(request.num_computed for request in (*decoding, *(request for request, _ in chunks))),
+            num_nodes=num_verified,
+            num_levels=report.num_levels,
+        )
+        seconds = step_seconds(work, self._cost)
+        self._clock += seconds
         num_emitted = self._emit(decoding, accepted, chunks)
         self._policy.observe(load, report)
-        self._clock += seconds
         self._num_steps += 1
         self._release()
         return SimulatedStep(
@@ -156,15 +170,18 @@ class Simulation:
             emitted = min(num_accepted + 1, request.traced.num_output_tokens - request.num_output)
             request.num_computed += num_accepted + 1
             request.num_output += emitted
+            request.output_times.append(self._clock)
             num_emitted += emitted
         for request, size in chunks:
             request.num_computed += size
-            request.num_output = int(request.prompt_left == 0)
-            num_emitted += request.num_output
+            if request.prompt_left == 0:
+                request.num_output = 1
+                request.output_times.append(self._clock)
+                num_emitted += 1
         return num_emitted
 
     def _release(self) -> None:
         for request in self._running:
             if request.done:
-                self._served.append(Served(self._clock - request.admitted_at, request.num_output))
+                self._served.append(Served(request.admitted_at, tuple(request.output_times), request.num_output))
         self._running = [request for request in self._running if not request.done]

@@ -17,7 +17,7 @@ from echo_sched.engine.kernels import computes_bfloat16
 from echo_sched.engine.kv import KVCache
 from echo_sched.tree import Segment, SuperTree, pack
 
-ROWS_PER_REQUEST = 4  # a root and three nodes: T(N, L) depends a little on how N is spread over requests
+ROWS_PER_REQUEST = 4  # a root and three nodes; over how many requests N is spread decides what a context costs
 NUM_WARM_UPS = 1  # the first run of a shape allocates and, on some devices, chooses kernels
 
 
@@ -26,6 +26,7 @@ class CostCurve(NamedTuple):
 
     num_tokens: tuple[int, ...]
     context: tuple[int, ...]
+    num_requests: tuple[int, ...]  # among which the rows were spread
     seconds: tuple[tuple[float, ...], ...]
     spread: tuple[tuple[float, ...], ...]
     measured_on: dict[str, Any]  # JSON-able: device, torch build, number of threads
@@ -98,6 +99,7 @@ def measure_forward(
     return CostCurve(
         tuple(num_tokens),
         tuple(contexts),
+        tuple(_num_requests(kv.num_slots, rows) for rows in num_tokens),
         tuple(tuple(float(np.median(runs)) for runs in row) for row in measured),
         tuple(tuple(_spread(runs) for runs in row) for row in measured),
         device_facts(device),

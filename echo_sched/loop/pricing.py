@@ -48,4 +48,6 @@ def cost_table(curve: CostCurve, draft_level_seconds: float, machine: dict[str, 
         for column in zip(*curve.seconds, strict=True)
     ]
     seconds = tuple(tuple(float(value) for value in row) for row in zip(*columns, strict=True))
-    return CostTable(curve.num_tokens, curve.context, seconds, draft_level_seconds, machine)
+    return CostTable(
+        curve.num_tokens, curve.context, seconds, draft_level_seconds, machine, requests=curve.num_requests
+    )

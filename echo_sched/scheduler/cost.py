@@ -1,12 +1,13 @@
 """T(N, L): what a packed forward of N tokens at context L costs on the machine at hand, as a measured table.
 
-Keeps the steps of the measured curve: N is rounded up to the next measured tier, and no step is smoothed over. Stored
-in profiles; economy.py reads it. Does not know how to measure, nor whether the machine is still the one measured.
+Keeps the steps of the measured curve: N is rounded up to the next measured tier, and no step is smoothed over. What a
+context costs goes by how many requests have one, see `requests`. Beside it stands what steps take on top. Stored in
+profiles; economy.py reads it. Does not know how to measure, nor whether the machine is still the one measured.
 """
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,26 @@ from echo_sched.scheduler.fields import Fields, is_number
 from echo_sched.tree import FloatArray
 
 KEYS = ("num_tokens", "context", "seconds", "draft_level_seconds", "machine")
+OPTIONAL_KEYS = ("requests", "overhead")
+ROWS_PER_REQUEST = 4  # of a table that does not say: how measurements spread their rows, a root and three nodes each
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Seconds of a step beyond its forward and its drafting: scheduling, acceptance, commits, text, counting."""
+
+    step: float
+    request: float  # per decoding request
+    node: float  # per verified node
+    level: float  # per draft level
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in asdict(self).values()):
+            raise ProfileError("cost.overhead must be finite and not negative")
+
+    def seconds_for(self, num_requests: int, num_nodes: int, num_levels: int) -> float:
+        """Of one step."""
+        return self.step + num_requests * self.request + num_nodes * self.node + num_levels * self.level
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,10 @@ class CostTable:
     seconds: tuple[tuple[float, ...], ...]  # [tiers][lengths], each above 0
     draft_level_seconds: float  # one drafter call for one level of all trees
     machine: dict[str, Any]
+    # [tiers] requests among which the rows were spread; attention reads every request's context, so that the same rows
+    # of more requests cost more. None: ROWS_PER_REQUEST rows each.
+    requests: tuple[int, ...] | None = None
+    overhead: Overhead | None = None  # None: not measured
 
     def __post_init__(self) -> None:
         for name, values, minimum in (("num_tokens", self.num_tokens, 1), ("context", self.context, 0)):
@@ -40,27 +65,35 @@ class CostTable:
             raise ProfileError("cost.seconds must be finite and above 0")
         if not (math.isfinite(self.draft_level_seconds) and self.draft_level_seconds >= 0):
             raise ProfileError("cost.draft_level_seconds must be finite and not negative")
+        if self.requests is not None and (len(self.requests) != len(self.num_tokens) or min(self.requests) < 1):
+            raise ProfileError("cost.requests must hold one count of at least 1 per num_tokens")
 
-    def seconds_for(self, num_tokens: int, context: float) -> float:
-        """Seconds of one forward of `num_tokens` packed tokens when requests have `context` tokens behind them.
+    def seconds_for(self, num_tokens: int, context: float, num_requests: int | None = None) -> float:
+        """Seconds of one forward of `num_tokens` packed tokens when `num_requests` have `context` tokens behind each.
 
         A step function of num_tokens (next measured tier; beyond the last one, as many forwards of the last tier as it
         takes), linear in context between measured lengths, level below the first and along the last segment beyond the
-        last.
+        last. `num_requests` None: as many as were measured.
         """
         assert num_tokens >= 1 and context >= 0
-        largest = self.num_tokens[-1]
-        if num_tokens > largest:
-            return math.ceil(num_tokens / largest) * self._at_context(len(self.num_tokens) - 1, context)
-        return self._at_context(bisect_left(self.num_tokens, num_tokens), context)
+        num_forwards = -(-num_tokens // self.num_tokens[-1])
+        tier = min(bisect_left(self.num_tokens, num_tokens), len(self.num_tokens) - 1)
+        if num_requests is not None:
+            # as long a context as makes the measured requests have as much behind them, taken together
+            context *= num_requests / num_forwards / self._requests(tier)
+        return num_forwards * self._at_context(tier, context)
 
-    def curve(self, lowest: int, highest: int, context: float) -> FloatArray:
+    def curve(self, lowest: int, highest: int, context: float, num_requests: int | None = None) -> FloatArray:
         """`seconds_for` of lowest, lowest + 1, ... highest tokens."""
-        at_tier = np.array([self._at_context(tier, context) for tier in range(len(self.num_tokens))])
-        num_tokens, largest = np.arange(lowest, highest + 1), self.num_tokens[-1]
+        num_tokens = np.arange(lowest, highest + 1)
         tier = np.minimum(np.searchsorted(self.num_tokens, num_tokens), len(self.num_tokens) - 1)
-        seconds: FloatArray = at_tier[tier] * np.maximum(1, -(-num_tokens // largest))
-        return seconds
+        level = tier - (-num_tokens // self.num_tokens[-1])  # neither tier nor number of forwards ever falls
+        first = np.flatnonzero(np.diff(level, prepend=-1))
+        seconds = [self.seconds_for(lowest + int(index), context, num_requests) for index in first]
+        return np.repeat(seconds, np.diff(first, append=len(num_tokens)))
+
+    def _requests(self, tier: int) -> int:
+        return -(-self.num_tokens[tier] // ROWS_PER_REQUEST) if self.requests is None else self.requests[tier]
 
     def _at_context(self, tier: int, context: float) -> float:
         row = self.seconds[tier]
@@ -81,6 +114,8 @@ class CostTable:
             "seconds": [list(row) for row in self.seconds],
             "draft_level_seconds": self.draft_level_seconds,
             "machine": self.machine,
+            **({} if self.requests is None else {"requests": list(self.requests)}),
+            **({} if self.overhead is None else {"overhead": asdict(self.overhead)}),
         }
 
     @staticmethod
@@ -95,7 +130,15 @@ class CostTable:
             seconds=tuple(_numbers(fields, row) for row in rows),
             draft_level_seconds=fields.number("draft_level_seconds"),
             machine=fields.free_object("machine"),
+            requests=_integers(fields, "requests") if fields.has("requests") else None,
+            overhead=_overhead(fields) if fields.has("overhead") else None,
         )
+
+
+def _overhead(fields: Fields) -> Overhead:
+    names = tuple(Overhead.__dataclass_fields__)
+    row = fields.object("overhead", names)
+    return Overhead(**{name: row.number(name) for name in names})
 
 
 def _integers(fields: Fields, key: str) -> tuple[int, ...]:

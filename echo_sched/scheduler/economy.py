@@ -89,7 +89,7 @@ class Economy:
         beside = load.num_requests + load.num_prompt_tokens
         return Price(
             base_tokens=float(load.num_requests),
-            verify_seconds=self._cost.curve(beside, beside + k_max, load.context),
+            verify_seconds=self._cost.curve(beside, beside + k_max, load.context, load.num_requests),
             level_seconds=self._cost.draft_level_seconds,
             acceptance=self._acceptance,
             continuation=self._continuation,
