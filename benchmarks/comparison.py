@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.exactness import MarginOf, Tokens, equality
-from benchmarks.trial import SharedEngine, Trial, run_trial
+from benchmarks.trial import Trial, run_trial
 from echo_sched.arms import REFERENCE, Arm
+from echo_sched.closed_loop import SharedEngine, fair_order
 from echo_sched.types import Request, SamplingParams
 
 WARMUP_TOKENS = 8  # enough steps to draft, verify and commit
@@ -34,11 +35,8 @@ class Plan:
         return len(self.arms) * len(self.concurrencies) * self.num_repeats * len(self.prompts)
 
     def order(self) -> Iterator[tuple[int, int, Arm]]:
-        """(repeat, concurrency, arm). Machines drift: arms follow each other closely and take turns at being first."""
-        for repeat, concurrency in itertools.product(range(self.num_repeats), self.concurrencies):
-            first = repeat % len(self.arms)
-            for arm in (*self.arms[first:], *self.arms[:first]):
-                yield repeat, concurrency, arm
+        """(repeat, concurrency, arm) of all trials."""
+        return fair_order(self.arms, self.concurrencies, self.num_repeats)
 
     def requests(self, label: str, num_requests: int, max_new_tokens: int) -> list[Request]:
         chosen = itertools.islice(itertools.cycle(self.prompts), num_requests)

@@ -3,37 +3,13 @@
 Measures seconds and counts what the steps did. Knows nothing of arms, other trials or files.
 """
 
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from benchmarks.acceptance import Acceptance
-from echo_sched.config import EngineConfig
-from echo_sched.errors import RequestError
+from echo_sched.closed_loop import Engine, serve_closed
 from echo_sched.types import Request, StepRecord, TokenEvent
-
-
-class Engine(Protocol):
-    """What a trial needs of a decode loop."""
-
-    def add(self, request: Request) -> None: ...
-
-    def step(self) -> list[TokenEvent]: ...
-
-    @property
-    def has_work(self) -> bool: ...
-
-    @property
-    def last_record(self) -> StepRecord | None: ...
-
-
-class SharedEngine(Engine, Protocol):
-    """A decode loop whose loaded target serves one arm after the other."""
-
-    def with_policy(self, config: EngineConfig) -> Engine:
-        """An idle engine with these settings on the same weights and KV."""
 
 
 @dataclass
@@ -115,29 +91,16 @@ def run_trial(
     engine: Engine, requests: Sequence[Request], concurrency: int, on_finish: Callable[[], None] = lambda: None
 ) -> Trial:
     """Raises RequestError when the engine aborts a request."""
-    waiting, num_open = deque(requests), 0
     counts, acceptance, phases = Counts(), Acceptance(), Counter[str]()
-    start, aside = time.perf_counter(), 0.0
-    while waiting or num_open:
-        while waiting and num_open < concurrency:
-            engine.add(waiting.popleft())
-            num_open += 1
-        assert engine.has_work, "an engine with open requests has work"
-        events = engine.step()
-        for event in events:
-            if event.finish is None:
-                continue
-            if event.finish.type == "abort":
-                raise RequestError(f"request {event.request.request_id} was aborted: {event.finish.message}")
-            num_open -= 1
-            on_finish()
-        record = engine.last_record
-        assert record is not None, "a step leaves a record"
-        paused = time.perf_counter()  # arms that draft more leave more to count: the clock stands still meanwhile
+
+    def take(record: StepRecord, events: Sequence[TokenEvent], _: float) -> None:
         counts.take(record)
         acceptance.take(record, events)
         phases.update(record.seconds)
-        aside += time.perf_counter() - paused
-    duration = time.perf_counter() - start - aside
+        for event in events:
+            if event.finish is not None:
+                on_finish()
+
+    duration = serve_closed(engine, requests, concurrency, take)
     outputs = tuple(tuple(request.output_ids) for request in requests)
     return Trial(duration, outputs, counts, acceptance, dict(phases))

@@ -98,7 +98,8 @@ def _ranking(cells: Sequence[Cell]) -> dict[str, Any]:
 
     Where two arms' repeats overlap the measurement has no order to hold the simulator to: those pairs are ties.
     """
-    swapped, ties = [], []
+    swapped: list[list[str]] = []
+    ties: list[list[str]] = []
     for one, other in combinations(cells, 2):
         gap = one.measured["output_throughput"] - other.measured["output_throughput"]
         if gap * (one.simulated["output_throughput"] - other.simulated["output_throughput"]) < 0:
