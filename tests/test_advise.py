@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,9 +21,11 @@ from echo_sched.config import EngineConfig
 from echo_sched.engine.forward import Target
 from echo_sched.engine.kv import KVCache, KVShape
 from echo_sched.loop import DecodeLoop
-from echo_sched.types import Request, SamplingParams
+from echo_sched.tree import ROOT, Offers
+from echo_sched.types import NodeReading, Request, SamplingParams, StepOffers
 from tests.fakes import ScriptedDrafter
 from tests.loops import run, tiny_loop, tiny_target
+from tests.records import step_record
 from tests.tiny_models import VOCAB_SIZE, WORDS, random_prompt, save_tiny_model
 
 CONCURRENCY = 2
@@ -113,9 +116,26 @@ def test_siblings_that_are_right_are_counted(script: Script) -> None:
     rows = summarise(trials)
     bush, chain = rows["4"], rows["1"]
     assert bush["num_other_siblings"] * 4 == bush["num_verified_nodes"] * 3
-    assert 0 < bush["num_other_siblings_accepted"] < bush["num_accepted_nodes"]
+    assert 0 < bush["num_other_siblings_accepted"] <= bush["num_accepted_nodes"]
     assert chain["num_other_siblings"] == 0 and chain["other_sibling_acceptance"] is None
     assert bush["share_reached"] == {"1": bush["num_accepted_nodes"] / sum(_roots(trials["4"]))}
+
+
+def test_the_likeliest_sibling_is_the_first_and_the_rest_are_others() -> None:
+    """Request a: node 1 is accepted, whose sibling 0 is likelier. b: of equals the lower token, and it is accepted."""
+    offers = Offers(
+        np.array([0, 0, 0, 1, 1, 1]),
+        np.array([ROOT, ROOT, 0, ROOT, ROOT, ROOT]),
+        np.array([5, 6, 7, 5, 6, 8]),
+        np.array([-0.1, -0.5, -0.6, -0.2, -0.2, -0.9]),
+    )
+    became = StepOffers(("a", "b"), offers, np.array([1, 1, 2, 1, 1, 1]), np.array([0, 1, 2, 0, 1, -2]))
+    kept = (("a", False), ("a", True), ("a", False), ("b", True), ("b", False))
+    readings = tuple(NodeReading(0, name, 1, -0.1, accepted) for name, accepted in kept)
+    siblings = Siblings()
+    siblings.take(step_record(num_verified=5, node_readings=readings, offers=became))
+    assert (siblings.num_first, siblings.num_first_accepted) == (3, 1)
+    assert (siblings.num_other, siblings.num_other_accepted, siblings.other_acceptance) == (2, 1, 0.5)
 
 
 def _roots(trials: Sequence[Trial]) -> list[int]:

@@ -110,7 +110,7 @@ def advised(
             "best_chain": chain,
             "trees": {name: row for name, row in rows.items() if not name.startswith("prune")},
             "pruning": {when: rows[arm.name] for when, arm in pruning.items()},
-            "advice": verdict._asdict(),
+            "advice": verdict._asdict() | {"reasons": list(verdict.reasons)},
         }
     return found, first_chain
 
