@@ -15,7 +15,7 @@ from calibration.simulate.simulation import SimulatedRun, Simulation
 from calibration.trace import OfferTrace, TracedRequest, TraceHeader
 from echo_sched.arms import parse_arms
 from echo_sched.config import EngineConfig
-from echo_sched.scheduler.cost import CostTable, Overhead
+from echo_sched.scheduler.cost import CostTable, DraftingCost, Overhead
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity
 from echo_sched.scheduler.starting_values import built_in_profile
@@ -25,7 +25,7 @@ from tests.fakes import ScriptedDrafter
 from tests.loops import STAIRS, run, tiny_loop, tiny_target
 from tests.tiny_models import VOCAB_SIZE, random_prompt
 
-PLAIN = CostTable((1, 2, 3, 4, 8), (0,), ((1.0,), (2.0,), (3.0,), (4.0,), (8.0,)), 0.5, {})
+PLAIN = CostTable((1, 2, 3, 4, 8), (0,), ((1.0,), (2.0,), (3.0,), (4.0,), (8.0,)), DraftingCost.constant(0.5), {})
 ANSWERS = ((5, 6, 7, 8, 9), (1, 2, 3), (4,))  # of three requests with prompts of 2, 1 and 1 tokens
 
 
@@ -109,20 +109,11 @@ def test_latencies_of_three_requests_are_what_paper_says(by_hand: OfferTrace) ->
     assert drafted["itl"]["p99"] > 3900.0  # 3 tokens come together after 4 s
 
 
-def test_a_step_takes_its_forward_its_levels_and_the_rest(by_hand: OfferTrace) -> None:
-    """As drafting above, and 10 s per step, 1 per request, 0.1 per node, 0.01 per level on top."""
-    dear = replace(PLAIN, overhead=Overhead(10.0, 1.0, 0.1, 0.01))
-    found = simulate(by_hand, dear, policy="goodput", price="off", k_max=2)
-    expected = [2.0 + 11, 4.0 + 11.22, 1.0 + 11, 1.0 + 11, 3.5 + 11.21, 1.0 + 11, 1.0 + 11]
-    assert [step.seconds for step in found.steps] == pytest.approx(expected)
-
-
-def test_more_requests_have_more_behind_them(by_hand: OfferTrace) -> None:
-    """A second per 4 tokens that a request of 4 rows has behind it: two roots behind 3 tokens are one behind 6."""
-    reading = CostTable((4,), (0, 4), ((1.0, 2.0),), 0.0, {})
-    found = simulate(by_hand, reading, policy="off", concurrency=2)
-    cached = [0, 2 + 1, 3 + 2, 4 + 0, 5]
-    assert [step.seconds for step in found.steps] == pytest.approx([1 + tokens / 4 for tokens in cached])
+def test_the_overhead_of_a_step_comes_on_top(by_hand: OfferTrace) -> None:
+    """As plainly above, and 10 s per step and 1 per request."""
+    dear = replace(PLAIN, overhead=Overhead(10.0, 1.0))
+    found = simulate(by_hand, dear, policy="off", concurrency=2)
+    assert [step.seconds for step in found.steps] == [3.0 + 12, 2.0 + 12, 2.0 + 12, 2.0 + 12, 1.0 + 11]
 
 
 def test_two_at_once_share_steps_and_the_next_comes_when_one_ends(by_hand: OfferTrace) -> None:

@@ -17,7 +17,7 @@ from echo_sched.fetch import resolve_model
 from echo_sched.heads import shipped_head, shipped_profile
 from echo_sched.loop.decode import DecodeLoop
 from echo_sched.loop.pricing import cost_here
-from echo_sched.loop.self_check import first_drafts, self_check
+from echo_sched.loop.self_check import self_check
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
 from echo_sched.scheduler.starting_values import built_in_profile
@@ -50,12 +50,11 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     loop = _loop(config, target, drafter, profile, recording=recording)
     if config.k_max == 0 or config.policy == "off":
         return loop
-    drafts = first_drafts(loop)
     if drafter.aux_layers:
-        self_check(loop, drafts.acceptance)
+        self_check(loop)
     if config.price == "off":
         return loop
-    priced = replace(profile, cost=cost_here(loop, profile.cost, drafts.level_seconds))
+    priced = replace(profile, cost=cost_here(loop, profile.cost))
     return _loop(config, target, drafter, priced, recording=recording)
 
 

@@ -209,8 +209,8 @@ class DecodeLoop:
         return self._events([request for request, _ in walks], emitted)
 
     def _load(self, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> Load:
-        context = sum(request.num_computed for request in decoding) / max(len(decoding), 1)
-        return Load(len(decoding), self._num_steps, sum(chunk.size for chunk in chunks), context)
+        cached = sum(request.num_computed for request in (*decoding, *(chunk.request for chunk in chunks)))
+        return Load(len(decoding), self._num_steps, sum(chunk.size for chunk in chunks), cached)
 
     def _admit(self) -> None:
         free = min(self.target.kv.num_free, self.config.max_batch_size - len(self._running))
@@ -265,7 +265,7 @@ class DecodeLoop:
         return logits[-1]
 
     def measure_cost(self, **shape: Any) -> CostCurve:
-        """Seconds of a packed forward by rows and context, on the idle target (see engine/measure.py)."""
+        """Seconds of a packed forward by rows and cached tokens, on the idle target (see engine/measure.py)."""
         assert not self.has_work
         return measure_cost(self.target, max_model_len=self.max_model_len, **shape)
 

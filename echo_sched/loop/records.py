@@ -66,7 +66,7 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
 
 def _expected_seconds(outcome: StepOutcome) -> float | None:
     price = outcome.plan.price
-    return None if price is None else float(price.verify_seconds[outcome.report.num_nodes.sum()])
+    return None if price is None else float(price.verify_seconds[outcome.report.num_nodes.sum()] + price.prompt_seconds)
 
 
 def _gate_readings(outcome: StepOutcome) -> tuple[GateReading, ...]:
