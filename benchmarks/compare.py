@@ -16,7 +16,7 @@ from benchmarks.reliability_plot import reliability_svg
 from benchmarks.shared_engine import encode_fitting, margin, open_engine
 from benchmarks.tables import show_comparison
 from benchmarks.workload import add_workload_flags, concurrency_list, positive_int, read_workload
-from echo_sched.arms import REFERENCE, Arm, parse_arms
+from echo_sched.arms import REFERENCE, Arm, parse_arms, settings_of
 from echo_sched.cli import Parser, run
 from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags, engine_config
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         exactness = check_exactness(trials, plan, partial(margin, loop))
     document = {
         **summarise(trials),
+        "settings": settings_of(arms),
         "exactness": {"numerics": base.numerics, **exactness},
         "order": [[repeat, block.concurrency, arm.name] for repeat, block, arm in plan.order()],
         "args": {name: finite(value) for name, value in vars(args).items()},

@@ -6,8 +6,9 @@ from typing import Any
 
 from benchmarks.exactness import MarginOf, equality
 from benchmarks.plan import Block, Margin, Plan
-from benchmarks.trial import SharedEngine, Trial
+from benchmarks.trial import Trial
 from echo_sched.arms import REFERENCE, Arm
+from echo_sched.closed_loop import SharedEngine
 from echo_sched.types import SamplingParams
 
 Trials = dict[tuple[str, int], list[Trial]]  # (arm, concurrency) -> one per repeat, in the order they ran

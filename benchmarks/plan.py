@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.exactness import MarginOf, Tokens
-from benchmarks.trial import SharedEngine, Trial, run_trial
+from benchmarks.trial import Trial, run_trial
 from echo_sched.arms import Arm
+from echo_sched.closed_loop import SharedEngine, in_turn
 from echo_sched.types import Request, SamplingParams
 
 WARMUP_TOKENS = 8  # enough steps to draft, verify and commit
@@ -62,8 +63,7 @@ class Plan:
         """(repeat, block, arm). Machines drift: arms follow each other closely and take turns at being first."""
         for repeat in range(self.num_repeats):
             for block in self.blocks:
-                first = repeat % len(block.arms)
-                for arm in (*block.arms[first:], *block.arms[:first]):
+                for arm in in_turn(block.arms, repeat):
                     yield repeat, block, arm
 
     def run(

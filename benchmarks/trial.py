@@ -3,38 +3,14 @@
 Measures seconds and counts what the steps did. Knows nothing of arms, other trials or files.
 """
 
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from benchmarks.acceptance import Acceptance
 from benchmarks.metrics import Outcome
-from echo_sched.config import EngineConfig
-from echo_sched.errors import RequestError
+from echo_sched.closed_loop import Engine, serve_closed
 from echo_sched.types import Request, RequestStats, StepRecord, TokenEvent
-
-
-class Engine(Protocol):
-    """What a trial needs of a decode loop."""
-
-    def add(self, request: Request) -> None: ...
-
-    def step(self) -> list[TokenEvent]: ...
-
-    @property
-    def has_work(self) -> bool: ...
-
-    @property
-    def last_record(self) -> StepRecord | None: ...
-
-
-class SharedEngine(Engine, Protocol):
-    """A decode loop whose loaded target serves one arm after the other."""
-
-    def with_policy(self, config: EngineConfig) -> Engine:
-        """An idle engine with these settings on the same weights and KV."""
 
 
 @dataclass
@@ -122,35 +98,23 @@ def run_trial(
     engine: Engine, requests: Sequence[Request], concurrency: int, on_finish: Callable[[], None] = lambda: None
 ) -> Trial:
     """Raises RequestError when the engine aborts a request."""
-    waiting, num_open = deque(requests), 0
     counts, acceptance, phases = Counts(), Acceptance(), Counter[str]()
-    started, times = dict[str, float](), defaultdict[str, list[float]](list)
-    start, aside = time.perf_counter(), 0.0
-    while waiting or num_open:
-        while waiting and num_open < concurrency:
-            started[waiting[0].request_id] = time.perf_counter() - start - aside
-            engine.add(waiting.popleft())
-            num_open += 1
-        assert engine.has_work, "an engine with open requests has work"
-        events = engine.step()
-        now = time.perf_counter() - start - aside
+    started = dict.fromkeys((request.request_id for request in requests[:concurrency]), 0.0)
+    times, following = defaultdict[str, list[float]](list), iter(requests[concurrency:])
+
+    def take(record: StepRecord, events: Sequence[TokenEvent], now: float) -> None:
         for event in events:
             if event.token_ids:
                 times[event.request.request_id].append(now)
-            if event.finish is None:
-                continue
-            if event.finish.type == "abort":
-                raise RequestError(f"request {event.request.request_id} was aborted: {event.finish.message}")
-            num_open -= 1
-            on_finish()
-        record = engine.last_record
-        assert record is not None, "a step leaves a record"
-        paused = time.perf_counter()  # arms that draft more leave more to count: the clock stands still meanwhile
+            if event.finish is not None:
+                on_finish()
+                if (follower := next(following, None)) is not None:
+                    started[follower.request_id] = now
         counts.take(record)
         acceptance.take(record, events)
         phases.update(record.seconds)
-        aside += time.perf_counter() - paused
-    duration = time.perf_counter() - start - aside
+
+    duration = serve_closed(engine, requests, concurrency, take)
     outputs = tuple(tuple(request.output_ids) for request in requests)
     outcomes = tuple(_outcome(request, started[request.request_id], times[request.request_id]) for request in requests)
     stats = tuple(request.stats for request in requests)

@@ -88,7 +88,12 @@ def _check_calibration(args: argparse.Namespace) -> None:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """How the prompts are answered. Raises RequestError naming the setting."""
-    return SamplingParams(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed)
+    return SamplingParams(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        ignore_eos=args.ignore_eos,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--max-prompts", type=int, default=64, metavar="N", help="most prompts to run, drawn at random (default: 64)")
     add("--max-new-tokens", type=int, default=64, metavar="N", help="most tokens per answer (default: 64)")
+    add("--ignore-eos", action="store_true", help="answers of a fixed length: do not stop at EOS")
     add("--concurrency", type=int, default=4, metavar="N", help="answers written at once (default: 4)")
     add("--temperature", type=float, default=0.0, metavar="X", help="as you will serve; 0 is greedy (default: 0)")
     add("--seed", type=int, default=0, metavar="N", help="decides the drawing, sampling and resampling (default: 0)")

@@ -86,7 +86,7 @@ def offer_trace(
         max_depth=loop.config.max_depth,
         branching=loop.config.branching,
         temperature=requests[0].params.temperature,
-        stop_ids=tuple(sorted(loop.target.facts.eos_ids)),
+        stop_ids=() if requests[0].params.ignore_eos else tuple(sorted(loop.target.facts.eos_ids)),
         requests=tuple(TracedRequest(len(r.prompt_ids), r.params.max_new_tokens, len(r.output_ids)) for r in requests),
         provenance=provenance,
     )

@@ -6,6 +6,7 @@ Loads torch and the model; everything that can be checked without them has been 
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from calibration.buckets import buckets_of, positions_of, serving_settings
 from calibration.categories import category_of, category_stats
 from calibration.chosen import chosen_k_max
 from calibration.collect import Sample, Trace, collect, draw_sample
+from calibration.overhead import TimedStep, fit_overhead, time_steps
 from calibration.progress import progress
 from calibration.provenance import profile_provenance
 from calibration.record import offer_trace, record, tracing
@@ -36,6 +38,7 @@ from echo_sched.types import Request, SamplingParams
 SETTINGS = (
     "max_prompts",
     "max_new_tokens",
+    "ignore_eos",
     "concurrency",
     "temperature",
     "seed",
@@ -67,6 +70,7 @@ def calibrate(
         seed=args.seed,
     )
     curve = _measure(loop, args)
+    steps = [] if curve is None else _time_steps(loop, sample.requests)
     facts = profile_provenance(
         argv,
         data_path=args.data,
@@ -78,7 +82,7 @@ def calibrate(
         curve=curve,
         weights=loop.info()["weights"],
     )
-    cost = None if curve is None else _cost(loop, curve, facts)
+    cost = None if curve is None else _cost(loop, curve, steps, facts)
     profile = youden_profile(loop.model_identity, loop.drafter_identity, fitted, trace.nodes, cost, facts)
     positions, settings = positions_of(loop, sample.requests, trace, fitted), serving_settings(args, config)
     buckets = buckets_of(args.threshold_rule, settings, positions, profile, trace, fitted)
@@ -155,5 +159,11 @@ def _measure(loop: DecodeLoop, args: argparse.Namespace) -> CostCurve | None:
         )
 
 
-def _cost(loop: DecodeLoop, curve: CostCurve, facts: dict[str, Any]) -> CostTable:
-    return cost_table(curve, measure_drafting(loop), machine={**facts["machine"], **curve.measured_on})
+def _time_steps(loop: DecodeLoop, requests: Sequence[Request]) -> list[TimedStep]:
+    with progress("timing whole steps (batches)") as report:
+        return time_steps(loop, requests, report=report)
+
+
+def _cost(loop: DecodeLoop, curve: CostCurve, steps: Sequence[TimedStep], facts: dict[str, Any]) -> CostTable:
+    cost = cost_table(curve, measure_drafting(loop), machine={**facts["machine"], **curve.measured_on})
+    return replace(cost, overhead=fit_overhead(steps, cost))

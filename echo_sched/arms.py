@@ -3,7 +3,8 @@
 off,static,echo,echo:gate=none,echo:gate=dense:widen=off
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -30,6 +31,7 @@ ARM_SETTINGS = (
     "max_step_stretch",
 )
 LIVE_SETTINGS = ("policy", *ARM_SETTINGS)  # what may change while an engine runs
+SCHEDULING = (*LIVE_SETTINGS, "chunk_tokens")  # what decides the steps of an arm
 
 
 class Arm(NamedTuple):
@@ -48,6 +50,11 @@ def parse_arms(text: str, base: EngineConfig, flag: str = "--arms") -> list[Arm]
     if len(set(names)) < len(names):
         raise ConfigError(f"{flag} names an arm twice: {text}")
     return [parse_arm(name, base, flag) for name in names]
+
+
+def settings_of(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
+    """What was really set, by arm: files from different commands are compared by it. JSON-able."""
+    return {arm.name: {name: getattr(arm.config, name) for name in SCHEDULING} for arm in arms}
 
 
 def parse_arm(name: str, base: EngineConfig, flag: str = "--arms") -> Arm:

@@ -47,6 +47,7 @@ COMMANDS = {
     "simulate": Command(
         "calibration.simulate.main", "try policies on a recorded trace, at any load and cost, without a model"
     ),
+    "advise": Command("calibration.advise.main", "measure which draft tree pays on this machine for your prompts"),
     "train-draft": Command("echo_sched.train_draft", "train an EAGLE-3 draft head from a model's own answers"),
     "bench load": Command(
         "benchmarks.load_test", "send a file of prompts to a running server at several concurrencies"

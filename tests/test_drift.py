@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from echo_sched.scheduler.adapt import REFIT_READINGS, Adaptation, refit
 from echo_sched.scheduler.drift import MIN_READINGS, WINDOW, Column, Drift, auc_error, calibration_error
 from echo_sched.scheduler.explore import explores, ungated
-from echo_sched.scheduler.separation import auc
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Checkpoint, Profile
+from echo_sched.scheduler.separation import auc
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from tests.allocation_twin import drive, scattered
 

@@ -32,7 +32,7 @@ def test_the_scheduler_imports_no_tensors_and_no_settings() -> None:
     "module",
     [
         *("tree", "types", "text", "prompts", "config", "arms", "errors", "notice", "report", "heads", "plots"),
-        *("flags", "fetch", "cli"),
+        *("closed_loop", "flags", "fetch", "cli"),
     ],
 )
 def test_the_ground_floor_and_the_command_line_import_no_tensors(module: str) -> None:

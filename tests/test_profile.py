@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_sched.errors import ProfileError
-from echo_sched.scheduler.cost import CostTable, DraftingCost
+from echo_sched.scheduler.cost import KEYS, OPTIONAL_KEYS, CostTable, DraftingCost, Overhead
+from echo_sched.scheduler.fields import Fields
 from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 
@@ -248,3 +250,16 @@ def test_drafting_costs_by_batch() -> None:
     assert [drafting.start(size) for size in (1, 6, 99)] == [1.0, 1.0, 1.0]
     assert [drafting.level(size) for size in (1, 4, 6, 8, 12)] == [2.0, 2.0, 4.0, 6.0, 10.0]
     assert [DraftingCost.constant(0.3).level(size) for size in (1, 64)] == [0.3, 0.3]
+
+
+def test_a_table_may_leave_its_overhead_out() -> None:
+    assert "overhead" not in TABLE.to_json()
+    whole = replace(TABLE, overhead=Overhead(0.25, 0.5))
+    assert whole.overhead is not None and whole.overhead.seconds_for(2) == 1.25
+    for table in (TABLE, whole):
+        data = json.loads(json.dumps(table.to_json()))
+        assert CostTable.from_json(Fields(data, "", KEYS, OPTIONAL_KEYS)) == table
+    with pytest.raises(ProfileError, match=r"cost\.overhead must be finite"):
+        Overhead(0.0, -1.0)
+    with pytest.raises(ProfileError, match="unknown key 'overheads'"):
+        Fields({**whole.to_json(), "overheads": {}}, "cost", KEYS, OPTIONAL_KEYS)

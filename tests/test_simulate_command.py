@@ -42,7 +42,8 @@ def test_from_prompts_to_a_comparison_of_policies(
 ) -> None:
     out = tmp_path / "out.json"
     arms = ["off", "echo", "goodput:price=off"]
-    assert simulate(calibrated, out, "--policies", ",".join(arms), "--num-requests", "7") == 0
+    more = ["--policies", ",".join(arms), "--num-requests", "7", "--plot", str(tmp_path / "plot.svg")]
+    assert simulate(calibrated, out, *more) == 0
     captured = capsys.readouterr()
     headline, document = json.loads(captured.out), json.loads(out.read_text())
     assert headline["output"] == str(out) and headline["ratios"] == document["ratios"]
@@ -54,6 +55,9 @@ def test_from_prompts_to_a_comparison_of_policies(
             assert cell["num_output_tokens"] == sum(lengths) + lengths[0]  # seven requests: the first comes again
             assert 0 < cell["fairness"] <= 1 and cell["step_seconds"]["p50"] <= cell["step_seconds"]["p99"]
             assert (cell["share_k_max_zero"] == 1.0) is (arm == "off")
+            assert all(wait["p50"] <= wait["p99"] for wait in cell["latency_ms"].values())
+    assert all(name in (tmp_path / "plot.svg").read_text() for name in ("Output tokens per second", *arms))
+    assert document["settings"]["echo"]["k_max"] == 12 and document["cost"]["overhead"]["step"] >= 0
     for budgets in document["clairvoyant"].values():
         assert list(budgets) == ["0.5", "1", "2", "4", "8"]
         for cell in budgets.values():
@@ -66,6 +70,16 @@ def test_from_prompts_to_a_comparison_of_policies(
     assert simulate(calibrated, tmp_path / "again.json", "--policies", ",".join(arms), "--num-requests", "7") == 0
     again = json.loads((tmp_path / "again.json").read_text())
     assert all(again[part] == document[part] for part in ("arms", "ratios", "clairvoyant"))
+
+
+def test_tables_and_the_headline_are_there_without_a_file(
+    calibrated: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, trace = calibrated
+    words = ["simulate", str(trace), "--profile", str(profile), "--policies", "off", "--concurrency", "2"]
+    assert cli.main(words) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["output"] is None and "Latency in ms" in captured.err
 
 
 @pytest.mark.parametrize("name", ["synthetic_flat_then_linear", "synthetic_proportional"])

@@ -15,7 +15,7 @@ from calibration.simulate.simulation import SimulatedRun, Simulation
 from calibration.trace import OfferTrace, TracedRequest, TraceHeader
 from echo_sched.arms import parse_arms
 from echo_sched.config import EngineConfig
-from echo_sched.scheduler.cost import CostTable, DraftingCost
+from echo_sched.scheduler.cost import CostTable, DraftingCost, Overhead
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity
 from echo_sched.scheduler.starting_values import built_in_profile
@@ -98,6 +98,22 @@ def test_drafting_of_three_requests_is_what_paper_says(by_hand: OfferTrace) -> N
     assert steps == [(0, 0, 1), (2, 2, 3), (0, 0, 1), (0, 0, 1), (2, 0, 1), (0, 0, 1), (0, 0, 1)]
     assert figures(found)["output_throughput"] == pytest.approx(9 / 13.5)
     assert figures(found)["draft_utilisation"] == 0.5
+
+
+def test_latencies_of_three_requests_are_what_paper_says(by_hand: OfferTrace) -> None:
+    """Plainly and alone: prompts of 2, 1, 1 s, then a token a second; the third has no second token to have a pace."""
+    found = figures(simulate(by_hand, policy="off"))["latency_ms"]
+    assert found["ttft"]["p50"] == pytest.approx(1000.0) and found["ttft"]["p99"] > 1900.0
+    assert found["tpot"] == found["itl"] == {"p50": 1000.0, "p95": 1000.0, "p99": 1000.0}
+    drafted = figures(simulate(by_hand, policy="goodput", price="off", k_max=2))["latency_ms"]
+    assert drafted["itl"]["p99"] > 3900.0  # 3 tokens come together after 4 s
+
+
+def test_the_overhead_of_a_step_comes_on_top(by_hand: OfferTrace) -> None:
+    """As plainly above, and 10 s per step and 1 per request."""
+    dear = replace(PLAIN, overhead=Overhead(10.0, 1.0))
+    found = simulate(by_hand, dear, policy="off", concurrency=2)
+    assert [step.seconds for step in found.steps] == [3.0 + 12, 2.0 + 12, 2.0 + 12, 2.0 + 12, 1.0 + 11]
 
 
 def test_two_at_once_share_steps_and_the_next_comes_when_one_ends(by_hand: OfferTrace) -> None:

@@ -10,8 +10,9 @@ from benchmarks.exactness import MarginOf, Tokens, find_forks
 from benchmarks.plan import Margin, Plan
 from benchmarks.study.cell import forks_row, trial_numbers
 from benchmarks.study.file import ResultsFile
-from benchmarks.trial import SharedEngine, Trial
+from benchmarks.trial import Trial
 from echo_sched.arms import REFERENCE
+from echo_sched.closed_loop import SharedEngine
 
 Tell = Callable[[str], None]
 

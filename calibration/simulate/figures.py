@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from calibration.simulate.simulation import SimulatedRun
+from calibration.simulate.simulation import Served, SimulatedRun
 
 PERCENTILES = (50, 95, 99)
 
 
 def figures(run: SimulatedRun) -> dict[str, Any]:
-    """JSON-able. Seconds are the cost table's, per-request speeds are tokens over seconds since admission."""
+    """JSON-able. Seconds are the cost table's, per-request speeds are tokens over seconds since admission.
+
+    Fairness is Jain's index of those speeds.
+    """
     decoding = [step for step in run.steps if step.num_decoding]
     num_verified = sum(step.num_verified for step in run.steps)
     num_accepted = sum(step.num_accepted for step in run.steps)
@@ -24,6 +27,7 @@ def figures(run: SimulatedRun) -> dict[str, Any]:
         "output_throughput": num_tokens / run.duration,
         "duration": run.duration,
         "num_output_tokens": num_tokens,
+        "num_prompt_tokens": sum(step.num_prompt_tokens for step in run.steps),
         "num_requests": len(run.served),
         "acceptance_length": from_drafts / num_roots if num_roots else None,
         "draft_utilisation": num_accepted / num_verified if num_verified else None,
@@ -36,7 +40,24 @@ def figures(run: SimulatedRun) -> dict[str, Any]:
         "share_cut": sum(step.num_cut for step in run.steps) / num_roots if num_roots else None,
         "step_seconds": percentiles([step.seconds for step in run.steps]),
         "request_seconds": percentiles([request.seconds for request in run.served]),
+        "latency_ms": latencies(run.served),
         "fairness": jain([request.num_output_tokens / request.seconds for request in run.served]),
+    }
+
+
+def latencies(served: Sequence[Served]) -> dict[str, dict[str, float] | None]:
+    """As `bench load` measures them, in milliseconds: to the first token, per token after it, between outputs.
+
+    None where no request has a second token.
+    """
+    paced = [request for request in served if request.num_output_tokens > 1]
+    measured = {
+        "ttft": [request.output_times[0] - request.arrived_at for request in served],
+        "tpot": [(r.output_times[-1] - r.output_times[0]) / (r.num_output_tokens - 1) for r in paced],
+        "itl": [later - earlier for request in paced for earlier, later in pairwise(request.output_times)],
+    }
+    return {
+        name: percentiles([1000 * value for value in values]) if values else None for name, values in measured.items()
     }
 
 

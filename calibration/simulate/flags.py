@@ -29,7 +29,10 @@ recorded, and a cost table is the clock. So a policy can be tried at loads and o
 
 Write the trace with `echo-sched calibrate DATA --out PROFILE --trace TRACE`. A node that was not drafted further then
 has no children here; `share cut` says how often that shortened an accepted path (static trees are wider than what was
-recorded). Requests are repeated to fill the concurrency; a finished one is followed by the next at once."""
+recorded). Requests are repeated to fill the concurrency; a finished one is followed by the next at once.
+
+A step takes what the table says of its forward, its draft levels and, where calibrate measured it, the rest of a step
+(overhead). `python -m benchmarks.validate_simulator` holds a simulation against `echo-sched bench compare`."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -65,7 +68,7 @@ def load_cost(path: str | None, profile: Profile) -> CostTable:
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"cost curve {path} is not JSON: {error}") from error
     try:
-        return CostTable.from_json(Fields(data, "", cost.KEYS))
+        return CostTable.from_json(Fields(data, "", cost.KEYS, cost.OPTIONAL_KEYS))
     except ProfileError as error:
         raise ProfileError(f"cost curve {path}: {error}") from error
 
@@ -90,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--concurrency",
         type=ascending,
-        default=(8, 64, 256),
+        default=(8, 64, 256, 1024),
         metavar="N[,N...]",
-        help="requests running at once (default: 8,64,256)",
+        help="requests running at once (default: 8,64,256,1024)",
     )
     add(
         "--num-requests",
@@ -101,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         help="requests to serve at each concurrency (default: the trace's, and at least twice the concurrency)",
     )
     add("--cost-curve", metavar="FILE", help="JSON table of what forwards cost (default: the profile's)")
-    add("--output", required=True, metavar="FILE", help="JSON file to write")
+    add("--output", metavar="FILE", help="JSON file to write (default: tables and the headline only)")
+    add("--plot", metavar="FILE.svg", help="plot to write: speed and pace of every policy by concurrency")
     add_engine_flags(parser, exclude=[name for name in EngineConfig.model_fields if name not in SETTINGS])
     return parser

@@ -1,6 +1,7 @@
 """`echo-sched simulate`: policies on a recorded trace, at loads and on machines that need not be at hand.
 
-Tables go to stderr, the document to --output, and a headline to stdout as one JSON line. Loads no model.
+Tables go to stderr, the document to --output and its curves to --plot, and a headline to stdout as one JSON line. Loads
+no model.
 """
 
 from collections.abc import Sequence
@@ -11,15 +12,17 @@ from typing import Any
 from calibration.simulate.clairvoyant import BUDGETS, NUM_STEPS, accepted_per_step, draw_steps, share, yardsticks
 from calibration.simulate.figures import figures
 from calibration.simulate.flags import load_cost, load_matching_profile, parse
+from calibration.simulate.plot import simulation_svg
 from calibration.simulate.recorded import RecordedOffers
 from calibration.simulate.simulation import Simulation
 from calibration.simulate.tables import show_clairvoyant, show_figures
 from calibration.trace import OfferTrace, read_trace
-from echo_sched.arms import REFERENCE, Arm, parse_arms
+from echo_sched.arms import REFERENCE, Arm, parse_arms, settings_of
 from echo_sched.cli import run
 from echo_sched.config import EngineConfig
 from echo_sched.errors import ConfigError
 from echo_sched.flags import engine_config
+from echo_sched.plots import save_text
 from echo_sched.provenance import command_line, provenance
 from echo_sched.report import check_output, print_json, progress_bar, write_json
 from echo_sched.scheduler.cost import CostTable
@@ -30,7 +33,9 @@ from echo_sched.scheduler.profile import Profile
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 with a document at --output. Raises ConfigError, DataError, ProfileError."""
     args = parse(argv)
-    check_output(args.output)
+    for flag in ("output", "plot"):
+        if getattr(args, flag) is not None:
+            check_output(getattr(args, flag), f"--{flag}")
     engine_config(args)  # bad flags are told before a large file is read
     trace = read_trace(args.trace)
     shape = {"max_depth": trace.header.max_depth, "branching": trace.header.branching}
@@ -40,11 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     cost = load_cost(args.cost_curve, measured)
     document = {
         **simulated(trace, arms, replace(measured, cost=cost), cost, args.concurrency, args.num_requests, args.seed),
+        "settings": settings_of(arms),
         "trace": _described(args.trace, trace),
         "cost": {"source": args.cost_curve or args.profile, **cost.to_json()},
         "provenance": provenance(command_line("echo-sched simulate", argv)),
     }
-    write_json(args.output, document)
+    if args.output is not None:
+        write_json(args.output, document)
+    if args.plot is not None:
+        save_text(args.plot, simulation_svg(document))
     show_figures(document)
     show_clairvoyant(document)
     print_json({"output": args.output, "ratios": document["ratios"], "clairvoyant_shares": _shares(document)})

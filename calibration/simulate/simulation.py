@@ -2,12 +2,12 @@
 
 Closed loop, as `bench compare` runs: a request that ends is followed by the next at once. A step is that of
 loop/decode.py without its tensors: admit, choose prompt chunks, plan, grow, accept, emit; it takes
-T(B + P + K, C), and where it drafts also its start, its levels, and feeding what those who draft committed since they
-last did. Knows nothing of files and of what is made of the numbers.
+T(B + P + K, C) and the overhead of a plain step, and where it drafts also its start, its levels, and feeding what those
+who draft committed since they last did. Knows nothing of files and of what is made of the numbers.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -37,10 +37,16 @@ class SimulatedStep(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A finished request: seconds from its admission to its last token."""
+    """A finished request. It was admitted at once when it came, so all its waiting is for tokens."""
 
-    seconds: float
+    arrived_at: float
+    output_times: tuple[float, ...]  # of the steps that gave it tokens
     num_output_tokens: int
+
+    @property
+    def seconds(self) -> float:
+        """From its admission to its last token."""
+        return self.output_times[-1] - self.arrived_at
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class _Request:
     admitted_at: float
     num_computed: int = 0
     num_output: int = 0
+    output_times: list[float] = field(default_factory=list)
     num_fed: int = 0  # committed tokens that the drafter knows
 
     @property
@@ -124,9 +131,11 @@ class Simulation:
         seconds = self._cost.seconds_for(
             load.num_requests + load.num_prompt_tokens + num_verified, load.num_cached_tokens
         ) + self._drafting_seconds([r for r, cap in zip(decoding, caps, strict=True) if cap > 0], report.num_levels)
+        if self._cost.overhead is not None:
+            seconds += self._cost.overhead.seconds_for(len(decoding) + len(chunks))
+        self._clock += seconds
         num_emitted = self._emit(decoding, accepted, chunks)
         self._policy.observe(load, report)
-        self._clock += seconds
         self._num_steps += 1
         self._release()
         return SimulatedStep(
@@ -171,15 +180,18 @@ class Simulation:
             emitted = min(num_accepted + 1, request.traced.num_output_tokens - request.num_output)
             request.num_computed += num_accepted + 1
             request.num_output += emitted
+            request.output_times.append(self._clock)
             num_emitted += emitted
         for request, size in chunks:
             request.num_computed += size
-            request.num_output = int(request.prompt_left == 0)
-            num_emitted += request.num_output
+            if request.prompt_left == 0:
+                request.num_output = 1
+                request.output_times.append(self._clock)
+                num_emitted += 1
         return num_emitted
 
     def _release(self) -> None:
         for request in self._running:
             if request.done:
-                self._served.append(Served(self._clock - request.admitted_at, request.num_output))
+                self._served.append(Served(request.admitted_at, tuple(request.output_times), request.num_output))
         self._running = [request for request in self._running if not request.done]

@@ -13,24 +13,29 @@ SPEED_COLUMNS = {
     "K_max switches": "num_k_max_switches",
     "share cut": "share_cut",
 }
+LATENCIES = ("ttft", "tpot", "itl")
 PERCENTILES = ("p50", "p95", "p99")
 
 
 def show_figures(document: dict[str, Any]) -> None:
     """Speed, and then latency and fairness."""
-    cells = [(arm, *pair) for arm, by_concurrency in document["arms"].items() for pair in by_concurrency.items()]
+    found = [(arm, *pair) for arm, by_concurrency in document["arms"].items() for pair in by_concurrency.items()]
     speed, latency = [], []
-    for arm, concurrency, cell in cells:
+    for arm, concurrency, cell in found:
         ratio = document["ratios"].get(arm, {}).get(concurrency)
         speed.append([arm, concurrency, ratio, *(cell[key] for key in SPEED_COLUMNS.values())])
-        steps = [1000 * cell["step_seconds"][name] for name in PERCENTILES]
-        latency.append([arm, concurrency, *steps, *map(cell["request_seconds"].get, PERCENTILES), cell["fairness"]])
+        waits = [cell["latency_ms"][kind] or {} for kind in LATENCIES]
+        latency.append(
+            [arm, concurrency, *(wait.get(name) for wait in waits for name in PERCENTILES), cell["fairness"]]
+        )
     show_table(
         "Simulation (by the cost table's clock)", ["policy", "concurrency", "ratio to off", *SPEED_COLUMNS], speed
     )
-    waits = [*(f"step ms {name}" for name in PERCENTILES), *(f"request s {name}" for name in PERCENTILES)]
+    columns = [f"{kind} {name}" for kind in LATENCIES for name in PERCENTILES]
     show_table(
-        "Latency, and Jain's fairness of requests' speeds", ["policy", "concurrency", *waits, "fairness"], latency
+        "Latency in ms, and Jain's fairness of requests' speeds",
+        ["policy", "concurrency", *columns, "fairness"],
+        latency,
     )
 
 

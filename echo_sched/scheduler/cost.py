@@ -2,6 +2,7 @@
 
     T(N, C)      one forward of N packed tokens while the requests in it have C tokens in their caches, all together
     level(B)     drafting one level of B nodes
+    overhead(B)  the host's share of a step without drafts, where it was measured; prices do not need it
     pair         feeding the drafter one committed token
     start(B)     what else a step takes more that drafts for B requests: calls that take long for few rows too, and the
                  host's work on trees
@@ -13,7 +14,7 @@ profiles; economy.py reads it. Does not know how to measure, nor whether the mac
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ from echo_sched.scheduler.fields import Fields, is_number
 from echo_sched.tree import FloatArray
 
 KEYS = ("num_tokens", "cached_tokens", "seconds", "drafting", "machine")
+OPTIONAL_KEYS = ("overhead",)
 DRAFTING_KEYS = ("num_requests", "start_seconds", "level_seconds", "pair_seconds")
 
 
@@ -85,6 +87,22 @@ class DraftingCost:
 
 
 @dataclass(frozen=True)
+class Overhead:
+    """Seconds of a plain step beyond its forward: scheduling, acceptance, commits, text, counting."""
+
+    step: float
+    request: float  # per request in the step
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in asdict(self).values()):
+            raise ProfileError("cost.overhead must be finite and not negative")
+
+    def seconds_for(self, num_requests: int) -> float:
+        """Of one step."""
+        return self.step + num_requests * self.request
+
+
+@dataclass(frozen=True)
 class CostTable:
     """Measured seconds. Raises ProfileError, naming the field, for an impossible table."""
 
@@ -93,6 +111,7 @@ class CostTable:
     seconds: tuple[tuple[float, ...], ...]  # [tiers][loads], each above 0
     drafting: DraftingCost
     machine: dict[str, Any]
+    overhead: Overhead | None = None  # None: not measured
 
     def __post_init__(self) -> None:
         _check_ascending("num_tokens", self.num_tokens, 1)
@@ -124,6 +143,7 @@ class CostTable:
             "seconds": [list(row) for row in self.seconds],
             "drafting": self.drafting.to_json(),
             "machine": self.machine,
+            **({} if self.overhead is None else {"overhead": asdict(self.overhead)}),
         }
 
     @staticmethod
@@ -138,7 +158,14 @@ class CostTable:
             seconds=tuple(_numbers(fields, row) for row in rows),
             drafting=DraftingCost.from_json(fields.object("drafting", DRAFTING_KEYS)),
             machine=fields.free_object("machine"),
+            overhead=_overhead(fields) if fields.has("overhead") else None,
         )
+
+
+def _overhead(fields: Fields) -> Overhead:
+    names = tuple(Overhead.__dataclass_fields__)
+    row = fields.object("overhead", names)
+    return Overhead(**{name: row.number(name) for name in names})
 
 
 def _read(at: Sequence[int], seconds: Sequence[float], x: Any) -> FloatArray:

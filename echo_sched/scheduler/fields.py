@@ -17,7 +17,7 @@ class Fields:
     Every method raises ProfileError, naming the key, for a value of another type or out of range.
     """
 
-    def __init__(self, data: object, where: str, keys: Collection[str]) -> None:
+    def __init__(self, data: object, where: str, keys: Collection[str], optional_keys: Collection[str] = ()) -> None:
         self._where = where
         if not isinstance(data, dict):
             raise ProfileError(f"{where or 'the document'} must be an object, got {_shown(data)}")
@@ -26,8 +26,12 @@ class Fields:
             if key not in data:
                 raise ProfileError(f"{self._path(key)} is missing")
         for key in data:
-            if key not in keys:
+            if key not in keys and key not in optional_keys:
                 raise ProfileError(f"{where or 'the document'} has an unknown key {_shown(key)}")
+
+    def has(self, key: str) -> bool:
+        """Whether an optional key is there."""
+        return key in self._data
 
     def text(self, key: str) -> str:
         value = self._data[key]
@@ -75,8 +79,8 @@ class Fields:
     def object(self, key: str, keys: Collection[str]) -> "Fields":
         return Fields(self._data[key], self._path(key), keys)
 
-    def optional_object(self, key: str, keys: Collection[str]) -> "Fields | None":
-        return None if self._data[key] is None else self.object(key, keys)
+    def optional_object(self, key: str, keys: Collection[str], optional_keys: Collection[str] = ()) -> "Fields | None":
+        return None if self._data[key] is None else Fields(self._data[key], self._path(key), keys, optional_keys)
 
     def objects(self, key: str, keys: Collection[str]) -> Iterator["Fields"]:
         for index, item in enumerate(self.list_of(key)):

@@ -102,7 +102,7 @@ class Profile:
             raise ProfileError(f"schema_version must be {SCHEMA_VERSION}, got {found!r}; run calibrate again")
         document = Fields(data, "", ("schema_version", *names(Profile)))
         document.integer("schema_version", SCHEMA_VERSION)
-        table = document.optional_object("cost", cost.KEYS)
+        table = document.optional_object("cost", cost.KEYS, cost.OPTIONAL_KEYS)
         return Profile(
             model=_identity(document.object("model", names(Identity))),
             drafter=_identity(document.object("drafter", names(Identity))),
