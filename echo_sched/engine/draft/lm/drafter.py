@@ -122,9 +122,7 @@ class LMDrafter:
     ) -> Offers:
         """Children by the model's own probabilities among the shared tokens (children.py).
 
-        One forward computes all nodes but roots.
-
-        A request or a node that the model has not read, or cannot, gets none.
+        One forward computes all nodes but roots. A request or a node that the model has not read, or cannot, gets none.
         """
         drafts = [self._drafts.get(request.request_id) for request in requests]
         nodes = [
