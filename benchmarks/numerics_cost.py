@@ -42,6 +42,7 @@ SIZE = {
     "pad_token_id": None,
 }
 WINDOW = {"sliding_window": 128}  # shorter than the context, so that it counts
+PROBE_SLOTS = 2  # the probe at load packs two sequences
 UNGROUPED = {"num_key_value_heads": 9}
 # Family -> its config class in transformers, and what is set apart from SIZE.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -147,8 +148,8 @@ def _open(folder: str, numerics: Numerics, args: argparse.Namespace) -> "Target"
         dtype=args.dtype,
         numerics=numerics,
         device=resolve_device("auto"),
-        num_slots=max(args.rows),
-        max_model_len=args.context + 1,
+        num_slots=max(PROBE_SLOTS, *args.rows),
+        max_model_len=max(args.context + 1, 64),
         tail_len=1,
         kv_limit_gib=None,
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.sampling_arms import BASELINE, Fields, arms
 from benchmarks.workload import non_negative_int, positive_int, read_workload
 from echo_sched.arms import REFERENCE
 from echo_sched.cli import Parser, run
@@ -21,21 +22,13 @@ from echo_sched.flags import add_engine_flags, engine_config
 from echo_sched.prompts import encode_prompt
 from echo_sched.provenance import command_line, provenance
 from echo_sched.report import check_output, finite, print_json, progress_bar, show_table, write_json
-from echo_sched.types import LogprobParams, Request, SamplingParams, StepRecord
+from echo_sched.types import Request, StepRecord
 
 if TYPE_CHECKING:
     from echo_sched.loop import DecodeLoop
 
 OWN_FLAGS = ("policy", "max_batch_size", "seed")  # decided by --policies, --batch-size and this command's --seed
-BASELINE = "greedy"
 WARMUP_TOKENS = 4
-
-
-class Fields(NamedTuple):
-    """What the requests of an arm ask for."""
-
-    params: SamplingParams
-    logprobs: LogprobParams | None = None
 
 
 class Steps(NamedTuple):
@@ -44,28 +37,6 @@ class Steps(NamedTuple):
     seconds: list[float]  # of all phases
     accept_seconds: list[float]
     num_tokens: list[int]
-
-
-def arms(vocab_size: int) -> dict[str, Fields]:
-    """Arms by name; all but the greedy ones at a temperature at which answers still make sense."""
-    greedy, sampled = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
-    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2}
-    bias = tuple((token, 0.5) for token in range(0, vocab_size, max(vocab_size // 64, 1)))
-    filters = {"top_k": 50, "top_p": 0.95}
-    everything = SamplingParams(temperature=0.8, min_p=0.02, logit_bias=bias, **filters, **penalties)
-    return {
-        BASELINE: Fields(greedy),
-        "greedy, penalties": Fields(replace(greedy, **penalties)),
-        "temperature": Fields(sampled),
-        "temperature 1.5": Fields(replace(sampled, temperature=1.5)),
-        "top-k and top-p": Fields(replace(sampled, **filters)),
-        "top-p": Fields(replace(sampled, temperature=1.0, top_p=0.95)),
-        "min-p": Fields(replace(sampled, min_p=0.05)),
-        "penalties": Fields(replace(sampled, **penalties)),
-        "logit bias": Fields(replace(sampled, logit_bias=bias)),
-        "logprobs": Fields(sampled, LogprobParams(top_logprobs_num=5)),
-        "all of them": Fields(everything, LogprobParams(top_logprobs_num=5)),
-    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,9 +41,9 @@ class EngineConfig(BaseModel):
         "of layer i - 1; default: what the head's config says)",
     )
     coupling: Literal["on", "off"] = Field(
-        "on",
-        description="sampled requests: eagle3 and lm rank drafts by the random numbers that will choose the token too; "
-        "off: by the drafter's probabilities alone",
+        "off",
+        description="on: eagle3 and lm rank drafts of sampled requests by the random numbers that will choose the token "
+        "too; off: by the drafter's probabilities alone",
     )
     policy: PolicyName = Field("echo", description="scheduling rule that shares K_max among requests")
     profile: str | None = Field(

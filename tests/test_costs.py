@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.sampling_cost import BASELINE, Steps, arms, steps_of, summary
+from benchmarks.sampling_arms import BASELINE, arms
+from benchmarks.sampling_cost import Steps, steps_of, summary
 from echo_sched.types import LogprobParams, SamplingParams
 from tests.records import step_record
 
