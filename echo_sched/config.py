@@ -42,8 +42,8 @@ class EngineConfig(BaseModel):
     )
     coupling: Literal["on", "off"] = Field(
         "off",
-        description="on: eagle3 and lm rank drafts of sampled requests by the random numbers that will choose the token "
-        "too; off: by the drafter's probabilities alone",
+        description="on: eagle3 and lm rank drafts of sampled requests by the random numbers that will choose the "
+        "token too; off: by the drafter's probabilities alone",
     )
     policy: PolicyName = Field("echo", description="scheduling rule that shares K_max among requests")
     profile: str | None = Field(
