@@ -30,7 +30,10 @@ def show_comparison(document: dict[str, Any]) -> None:
     _show_acceptance(document)
     if control := exactness["control"]:
         low, high = control["concurrency"]
-        console.print(f"control, {REFERENCE} at {low} against {high}: share equal {control['share_equal']:.3f}")
+        console.print(
+            f"control, {REFERENCE} at {low} against {high}: share equal {control['share_equal']:.3f}, "
+            f"largest margin at a fork {control['largest_margin']}"
+        )
     if exactness["numerics"] == "exact" and not exactness["equal"]:
         for line in _differences(exactness):
             console.print(line, style="red", markup=False, soft_wrap=True)
@@ -42,9 +45,10 @@ def _show_speed(document: dict[str, Any]) -> None:
     for arm, cells in document["arms"].items():
         for concurrency, cell in cells.items():
             ratio = document["ratios"].get(arm, {}).get(concurrency, {}).get("median")
-            share = exactness["arms"].get(arm, {}).get(concurrency, {}).get("share_equal")
-            rows.append([arm, concurrency, *(cell[key] for key in COMPARISON_COLUMNS.values()), ratio, share])
-    columns = ["arm", "concurrency", *COMPARISON_COLUMNS, f"ratio to {REFERENCE}", "share equal"]
+            equality = exactness["arms"].get(arm, {}).get(concurrency, {})
+            found = [equality.get(key) for key in ("share_equal", "largest_margin")]
+            rows.append([arm, concurrency, *(cell[key] for key in COMPARISON_COLUMNS.values()), ratio, *found])
+    columns = ["arm", "concurrency", *COMPARISON_COLUMNS, f"ratio to {REFERENCE}", "share equal", "largest margin"]
     show_table("Comparison (medians over repeats)", columns, rows)
 
 

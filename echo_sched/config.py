@@ -40,6 +40,11 @@ class EngineConfig(BaseModel):
         description="eagle3: hidden states of the target that the head reads, as in 2,15,27 (0: embeddings, i: output "
         "of layer i - 1; default: what the head's config says)",
     )
+    coupling: Literal["on", "off"] = Field(
+        "off",
+        description="on: eagle3 and lm rank drafts of sampled requests by the random numbers that will choose the "
+        "token too; off: by the drafter's probabilities alone",
+    )
     policy: PolicyName = Field("echo", description="scheduling rule that shares K_max among requests")
     profile: str | None = Field(
         None,

@@ -335,6 +335,8 @@ def test_a_planted_wrong_arm_fails_in_exact_and_is_reported_in_fast(
     exactness = json.loads((tmp_path / "out.json").read_text())["exactness"]  # written all the same
     forks = exactness["arms"]["static"]["3"]["forks"]
     assert [(fork["request"], fork["position"]) for fork in forks] == [(0, 8), (1, 8), (2, 8)]
+    assert "largest margin at a fork None" in captured.err  # the control's: plain decoding equals itself
+    assert "margin" in captured.err.partition("Drafts")[0]
     assert all(fork["margin"] > 0 for fork in forks)
     assert exactness["arms"]["echo"]["3"]["share_equal"] == 1.0
     assert json.loads(captured.out.splitlines()[-1])["equal"] is False

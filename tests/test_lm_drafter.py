@@ -234,16 +234,29 @@ def check_tokens(requests: Sequence[Request]) -> int:
     return sum(request.stats.num_accepted for request in requests)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(("batch", "coupled"), [(1, False), (4, False), (4, True)])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_tokens_are_those_of_plain_decoding(policy: str, batch: int) -> None:
-    target = tiny_target(num_slots=batch)
-    drafter, requests = lm_drafter(noise=RELATED, num_slots=batch, kv_class=CountsMoves), mixed_requests(8)
+def test_tokens_are_those_of_plain_decoding(policy: str, batch: int, coupled: bool) -> None:
+    target, requests = tiny_target(num_slots=batch), mixed_requests(8)
+    drafter = lm_drafter(noise=RELATED, num_slots=batch, kv_class=CountsMoves, coupled=coupled)
     run(lm_loop(target, drafter, max_batch_size=batch, **POLICIES[policy]), requests)
     assert check_tokens(requests) > 20
     assert drafter.kv.num_moved > 0  # later siblings were accepted
     assert any(max(request.stats.accepted_lengths) >= 3 for request in requests)
     drafter.kv.check_integrity({})
+
+
+def test_coupled_drafts_are_accepted_more_often() -> None:
+    accepted, outputs = [], []
+    for coupled in (False, True):
+        params = [SamplingParams(max_new_tokens=60, temperature=1.0, seed=seed, ignore_eos=True) for seed in range(4)]
+        requests = [Request(f"r{i}", random_prompt(9, seed=i), param) for i, param in enumerate(params)]
+        settings = {"policy": "static", "branching": 1, "max_depth": 3, "k_max": 12}
+        run(lm_loop(tiny_target(), lm_drafter(noise=RELATED, coupled=coupled), **settings), requests)
+        accepted.append(sum(request.stats.num_accepted for request in requests))
+        outputs.append([request.output_ids for request in requests])
+    assert outputs[0] == outputs[1]
+    assert accepted[1] > 1.1 * accepted[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

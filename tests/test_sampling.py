@@ -223,13 +223,19 @@ def test_greedy_ties_go_to_the_lowest_id(dtype: torch.dtype, vocab_size: int) ->
     assert sample(logits, [GREEDY] * 6, [0] * 6) == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_leading_is_a_stable_sort_cut_short(dtype: torch.dtype) -> None:
-    logits = random_logits(5, 700).to(dtype)
-    ids, values = leading(logits, HEAD_SIZE)
-    order = np.argsort(-logits.double().numpy(), axis=1, kind="stable")[:, :HEAD_SIZE]
-    assert (ids == order).all()
-    assert (values == np.take_along_axis(logits.double().numpy(), order, axis=1)).all()
+@pytest.mark.parametrize("count", [1, HEAD_SIZE, 300])
+@pytest.mark.parametrize("vocab_size", [63, 301, 701, 10_007])
+@pytest.mark.parametrize("make", [random_logits, bfloat16_ties, flat, few_levels, masked])
+def test_leading_is_a_stable_sort_cut_short(
+    make: Callable[[int, int], torch.Tensor], vocab_size: int, count: int
+) -> None:
+    logits = make(5, vocab_size)
+    logits[3] = logits[3].flip(0)
+    ids, values = leading(logits, count)
+    order = np.argsort(-logits.double().numpy(), axis=1, kind="stable")[:, :count]
+    expected = np.take_along_axis(logits.double().numpy(), order, axis=1)
+    assert (values == expected).all()
+    assert (ids == order)[np.isfinite(expected)].all()  # tokens that are ruled out have no place
 
 
 # --- margins ----------------------------------------------------------------------------------------------------------

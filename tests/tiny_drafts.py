@@ -24,6 +24,7 @@ def lm_drafter(
     max_len: int = 200,
     tail_len: int = TAIL_LEN,
     kv_class: type[KVCache] = KVCache,
+    coupled: bool = False,
     max_extend_rows: int = 512,
 ) -> LMDrafter:
     """A drafter whose model has `vocab_size` rows of tokens and takes `max_len` positions."""
@@ -43,4 +44,4 @@ def lm_drafter(
         device=CPU,
     )
     draft = Target(model, model_facts("", model, torch.float64, max_len), kv, "fast")
-    return LMDrafter(draft, min(vocab_size, VOCAB_SIZE), max_extend_rows=max_extend_rows)
+    return LMDrafter(draft, min(vocab_size, VOCAB_SIZE), coupled=coupled, max_extend_rows=max_extend_rows)

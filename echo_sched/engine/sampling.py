@@ -17,7 +17,7 @@ from echo_sched.engine.race import HEAD_SIZE, HEAD_STREAM, TAIL_ID, TAIL_STREAM,
 from echo_sched.tree import FloatArray, IntArray
 from echo_sched.types import SamplingParams
 
-WIDE_SIZE = 1024  # candidates looked at when a nucleus does not end in the head; after that, all of them
+WIDE_SIZES = (1024, 8192)  # candidates looked at when a nucleus does not end in the head; after that, all of them
 ROUGH_ERROR = 1e-4  # far above the relative error of a float32 sum of 10**6 exponentials
 
 
@@ -72,15 +72,21 @@ def _race_rows(logits: torch.Tensor, params: Sequence[SamplingParams], positions
     highest = _highest_totals(logits, values[:, 0], temperatures, [_needs_total(param, vocab_size) for param in params])
     tails: dict[int, tuple[IntArray, FloatArray]] = {}  # survivors beyond the head, where they are known
     tail_weights = np.zeros(len(params))
+    wide: list[int] = []  # rows whose support may exceed the head
     for row, param in enumerate(params):
         if not _filtered(param):
             tail_weights[row] = max(highest[row] - weights[row].sum(), 0.0)  # from above
             continue
         survivors = _num_survivors(weights[row], vocab_size, param, highest[row] * (1 - ROUGH_ERROR), highest[row])
         if survivors is None:
-            tail_ids, tail, survivors = _filter_wide(logits[row : row + 1], param)
+            wide.append(row)
+        else:
+            weights[row, survivors:] = 0.0
+    if wide:
+        found = _filter_wide(_select(logits, wide), [params[row] for row in wide])
+        for row, (tail_ids, tail, survivors) in zip(wide, found, strict=True):
             tails[row], tail_weights[row] = (tail_ids, tail), tail.sum()
-        weights[row, survivors:] = 0.0
+            weights[row, survivors:] = 0.0
 
     seeds = np.array([param.seed for param in params], np.uint64)
     times = arrivals(weights, seeds[:, None], np.array(positions)[:, None], ids, HEAD_STREAM)
@@ -154,17 +160,25 @@ def _num_survivors(
     return fewest if fewest == most <= size else None
 
 
-def _filter_wide(logits: torch.Tensor, param: SamplingParams) -> tuple[IntArray, FloatArray, int]:
-    """Filter one row [1, V] whose support may exceed the head: ids and weights beyond the head, and the whole count."""
-    row = _host(logits)[0].astype(np.float64)
-    total = float(np.exp((row - row.max()) / param.temperature).sum())
-    for size in (WIDE_SIZE, len(row)):
-        ids, values = leading(logits, size)
-        weights = np.exp((values[0] - values[0, 0]) / param.temperature)
-        survivors = _num_survivors(weights, len(row), param, total, total)
-        if survivors is not None:
-            return ids[0, HEAD_SIZE:survivors], weights[HEAD_SIZE:survivors], survivors
-    raise AssertionError("all candidates always decide")
+def _filter_wide(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[tuple[IntArray, FloatArray, int]]:
+    """Filter rows [W, V] whose support may exceed the head: ids and weights beyond the head, and the whole count."""
+    vocab_size = logits.shape[1]
+    temperatures = np.array([param.temperature for param in params])[:, None]
+    rows = _host(logits).astype(np.float64)
+    totals = [float(row.sum()) for row in np.exp((rows - rows.max(axis=1, keepdims=True)) / temperatures)]
+    found: dict[int, tuple[IntArray, FloatArray, int]] = {}
+    for size in (*WIDE_SIZES, vocab_size):
+        open_rows = [row for row in range(len(params)) if row not in found]
+        if not open_rows:
+            break
+        ids, values = leading(_select(logits, open_rows), size)
+        weights = np.exp((values - values[:, :1]) / temperatures[open_rows])
+        for place, row in enumerate(open_rows):
+            survivors = _num_survivors(weights[place], vocab_size, params[row], totals[row], totals[row])
+            if survivors is not None:
+                beyond = slice(HEAD_SIZE, survivors)
+                found[row] = ids[place, beyond], weights[place, beyond], survivors
+    return [found[row] for row in range(len(params))]
 
 
 def _outside(row: torch.Tensor, head: IntArray, maximum: float, temperature: float) -> tuple[IntArray, FloatArray]:

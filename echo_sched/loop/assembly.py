@@ -45,7 +45,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
         tail_len=config.k_max,
         kv_limit_gib=config.kv_memory,
     )
-    drafter = make_drafter(parts, target, aux_layers=config.aux_layers)
+    drafter = make_drafter(parts, target, aux_layers=config.aux_layers, coupled=config.coupling == "on")
     if config.profile is None and not _fits(profile, config, target, drafter):
         profile = built_in_profile(config.drafter)
     loop = _loop(config, target, drafter, profile, recording=recording)

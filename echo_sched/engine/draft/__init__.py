@@ -63,19 +63,24 @@ def check_drafter(
     return parts
 
 
-def make_drafter(parts: Sequence[Part], target: Target, *, aux_layers: tuple[int, ...] | None = None) -> Drafter:
-    """A fresh drafter for the target, of the parts that were checked. Raises ConfigError, ModelError."""
-    drafters = [_open(part, target, aux_layers) for part in parts]
+def make_drafter(
+    parts: Sequence[Part], target: Target, *, aux_layers: tuple[int, ...] | None = None, coupled: bool = False
+) -> Drafter:
+    """A fresh drafter for the target, of the parts that were checked. `coupled`: see children.py.
+
+    Raises ConfigError, ModelError.
+    """
+    drafters = [_open(part, target, aux_layers, coupled) for part in parts]
     return drafters[0] if len(drafters) == 1 else MergeDrafter(drafters)
 
 
-def _open(part: Part, target: Target, aux_layers: tuple[int, ...] | None) -> Drafter:
+def _open(part: Part, target: Target, aux_layers: tuple[int, ...] | None, coupled: bool) -> Drafter:
     if part.name == NGramDrafter.name:
         return NGramDrafter()
     if part.name == LMDrafter.name:
-        return open_lm(part.word, part.folder, target)
+        return open_lm(part.word, part.folder, target, coupled=coupled)
     try:
-        return open_eagle3(part.folder, target, aux_layers=aux_layers)
+        return open_eagle3(part.folder, target, aux_layers=aux_layers, coupled=coupled)
     except ModelError as error:
         if shipped_head(part.word) is None:
             raise

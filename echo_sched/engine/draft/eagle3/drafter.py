@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from echo_sched.engine.attention import AttentionPlan, packed_attention
+from echo_sched.engine.draft.children import offer_children
 from echo_sched.engine.draft.eagle3.checkpoint import fingerprint
 from echo_sched.engine.draft.eagle3.head import Eagle3Head
 from echo_sched.engine.kv import KVCache
@@ -51,7 +51,13 @@ class Eagle3Drafter:
     name = "eagle3"
 
     def __init__(
-        self, head: Eagle3Head, embeddings: Tensor, kv: KVCache, *, max_extend_rows: int = MAX_EXTEND_ROWS
+        self,
+        head: Eagle3Head,
+        embeddings: Tensor,
+        kv: KVCache,
+        *,
+        coupled: bool = False,
+        max_extend_rows: int = MAX_EXTEND_ROWS,
     ) -> None:
         self.head = head
         self.kv = kv
@@ -59,6 +65,7 @@ class Eagle3Drafter:
         self.aux_layers = head.config.aux_layers
         self._embeddings = embeddings if head.embed_tokens is None else head.embed_tokens.weight
         self._target_ids = head.target_ids
+        self._coupled = coupled
         self._max_extend_rows = max_extend_rows
         self._drafts: dict[str, _Draft] = {}
         self._outputs = embeddings.new_empty(0, head.config.hidden_size)  # of this step's rows, see _Draft.output
@@ -124,7 +131,7 @@ class Eagle3Drafter:
     def expand(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], frontier: Frontier, max_children: int
     ) -> Offers:
-        """Children by the head's own probabilities. One forward computes all frontier nodes but roots.
+        """Children by the head's own probabilities (children.py). One forward computes all frontier nodes but roots.
 
         A request that has not caught up gets none, nor does a node that found no place in the slot.
         """
@@ -139,16 +146,8 @@ class Eagle3Drafter:
         if not nodes:
             return Offers.empty()
         rows = torch.tensor([draft.output[node] for _, node, draft in nodes], device=self._outputs.device)
-        logps = torch.log_softmax(self.head.logits(self._outputs[rows]).float(), dim=-1)
-        best = torch.topk(logps, min(max_children, logps.shape[-1]))
-        count = best.indices.shape[-1]
-        path_logp = np.array([0.0 if node == ROOT else trees[index].path_logps[node] for index, node, _ in nodes])
-        return Offers(
-            request=np.repeat(np.array([index for index, _, _ in nodes], np.int64), count),
-            parent=np.repeat(np.array([node for _, node, _ in nodes], np.int64), count),
-            token=self._target_ids[best.indices].cpu().numpy().reshape(-1),
-            path_logp=(path_logp[:, None] + best.values.double().cpu().numpy()).reshape(-1),
-        )
+        logits, places = self.head.logits(self._outputs[rows]), [(index, node) for index, node, _ in nodes]
+        return offer_children(requests, trees, places, logits, self._target_ids, max_children, coupled=self._coupled)
 
     def _compute(self, trees: Sequence[DraftTree], nodes: Sequence[tuple[int, int, _Draft]]) -> None:
         """Run the layer over nodes whose parents have been: hidden is the parent's output, the token the node's."""

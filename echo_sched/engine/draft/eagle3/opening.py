@@ -16,7 +16,9 @@ from echo_sched.engine.memory import free_bytes
 logger = logging.getLogger(__name__)
 
 
-def open_eagle3(folder: str | Path, target: Target, *, aux_layers: tuple[int, ...] | None = None) -> Eagle3Drafter:
+def open_eagle3(
+    folder: str | Path, target: Target, *, aux_layers: tuple[int, ...] | None = None, coupled: bool = False
+) -> Eagle3Drafter:
     """A drafter for as many requests, as long, as the target's cache holds.
 
     Raises ModelError when the head does not fit the target, ConfigError when its KV does not fit into memory.
@@ -38,4 +40,4 @@ def open_eagle3(folder: str | Path, target: Target, *, aux_layers: tuple[int, ..
     )
     embeddings = target.model.get_input_embeddings().weight
     assert isinstance(embeddings, Tensor)
-    return Eagle3Drafter(head, embeddings, kv)
+    return Eagle3Drafter(head, embeddings, kv, coupled=coupled)

@@ -16,10 +16,10 @@ row for. Knows no budget, gate or acceptance.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from echo_sched.engine.draft.children import offer_children
 from echo_sched.engine.forward import Target
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers, Segment, pack
 from echo_sched.types import Request
@@ -46,12 +46,15 @@ class LMDrafter:
     name = "lm"
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(self, model: Target, shared: int, *, max_extend_rows: int = MAX_EXTEND_ROWS) -> None:
+    def __init__(
+        self, model: Target, shared: int, *, coupled: bool = False, max_extend_rows: int = MAX_EXTEND_ROWS
+    ) -> None:
         self.model = model
         self.kv = model.kv
         self.fingerprint: str | None = model.facts.fingerprint
         self._shared = shared
         self._max_len = model.facts.max_model_len
+        self._coupled = coupled
         self._max_extend_rows = max_extend_rows
         self._drafts: dict[str, _Draft] = {}
 
@@ -117,9 +120,9 @@ class LMDrafter:
     def expand(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], frontier: Frontier, max_children: int
     ) -> Offers:
-        """Children by the model's own probabilities among the shared tokens. One forward computes all nodes but roots.
+        """Children by the model's own probabilities among the shared tokens (children.py).
 
-        A request or a node that the model has not read, or cannot, gets none.
+        One forward computes all nodes but roots. A request or a node that the model has not read, or cannot, gets none.
         """
         drafts = [self._drafts.get(request.request_id) for request in requests]
         nodes = [
@@ -131,16 +134,9 @@ class LMDrafter:
         nodes = [(index, node, draft) for index, node, draft in nodes if node in draft.row]
         if not nodes:
             return Offers.empty()
-        logps = torch.log_softmax(torch.stack([draft.logits[node] for _, node, draft in nodes]).float(), dim=-1)
-        best = torch.topk(logps, min(max_children, self._shared))
-        count = best.indices.shape[-1]
-        path_logp = np.array([0.0 if node == ROOT else trees[index].path_logps[node] for index, node, _ in nodes])
-        return Offers(
-            request=np.repeat(np.array([index for index, _, _ in nodes], np.int64), count),
-            parent=np.repeat(np.array([node for _, node, _ in nodes], np.int64), count),
-            token=best.indices.cpu().numpy().reshape(-1),
-            path_logp=(path_logp[:, None] + best.values.double().cpu().numpy()).reshape(-1),
-        )
+        logits, places = torch.stack([draft.logits[node] for _, node, draft in nodes]), [node[:2] for node in nodes]
+        ids = torch.arange(self._shared, device=logits.device)
+        return offer_children(requests, trees, places, logits, ids, max_children, coupled=self._coupled)
 
     def _compute(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], nodes: Sequence[tuple[int, int, _Draft]]

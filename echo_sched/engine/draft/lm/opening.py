@@ -20,7 +20,7 @@ def check_draft_model(name: str, folder: str) -> None:
         raise _named(name, error) from error
 
 
-def open_lm(name: str, folder: str, target: Target) -> LMDrafter:
+def open_lm(name: str, folder: str, target: Target, *, coupled: bool = False) -> LMDrafter:
     """A drafter for as many requests as the target's cache holds, as long as both models can take them.
 
     `name` is what messages call the model. Raises ModelError when it cannot be served or has another tokenizer,
@@ -43,7 +43,7 @@ def open_lm(name: str, folder: str, target: Target) -> LMDrafter:
         raise _named(name, error) from error
     length = model.facts.max_model_len
     logger.info("draft model %s: %d tokens shared with the target, drafts up to %d positions", name, shared, length)
-    return LMDrafter(model, shared)
+    return LMDrafter(model, shared, coupled=coupled)
 
 
 def _named(name: str, error: ConfigError | ModelError) -> ConfigError | ModelError:
