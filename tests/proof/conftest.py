@@ -3,17 +3,16 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from _pytest.terminal import TerminalReporter
 
 from tests.counts import Counts
+from tests.proof.sizes import Sized
 
 SUMMARY = "proof"  # the property under which a test reports its row
 
 
 @pytest.fixture
-def sized(pytestconfig: pytest.Config) -> Callable[[int, int], int]:
-    """sized(small, full): a number of examples, by --long."""
-    return lambda small, full: full if pytestconfig.getoption("--long") else small
+def sized(pytestconfig: pytest.Config) -> Sized:
+    return Sized(pytestconfig.getoption("--long"))
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def counts(record_property: Callable[[str, object], None]) -> Iterator[Counts]:
     record_property(SUMMARY, counts.row())
 
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     rows = [
         (report.nodeid.rpartition("/")[2], value)
         for reports in terminalreporter.stats.values()

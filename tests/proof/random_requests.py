@@ -9,9 +9,9 @@ from echo_sched.params import MAX_SEED, choice_seed
 from echo_sched.types import LogprobParams, Request, SamplingParams
 from tests.tiny_models import VOCAB_SIZE
 
-# At least this many ids are allowed where ids are: more than can be bad (10), stop ids (6) or EOS together, so that
+# At least this many ids are allowed where ids are: more than can be bad (10), stop ids (12) or EOS together, so that
 # some token can always be drawn.
-MIN_ALLOWED = 20
+MIN_ALLOWED = 25
 FIELD_CHANCE = 0.25  # that a field is not at its default
 Field = Callable[[random.Random, int], Any]  # (random numbers, vocabulary size) -> a value that is not the default
 
@@ -26,7 +26,7 @@ FIELDS: dict[str, Field] = {
     ),  # below and above the race's head, and the vocabulary
     "top_p": lambda chance, _: chance.choice((0.3, 0.8, 0.95)),
     "min_p": lambda chance, _: chance.choice((0.01, 0.1, 1.0)),
-    "stop_token_ids": lambda chance, size: _some(chance, size, 1, 6),
+    "stop_token_ids": lambda chance, size: _some(chance, size, 1, 12),
     "ignore_eos": lambda chance, _: True,
     "no_stop_trim": lambda chance, _: True,
     "skip_special_tokens": lambda chance, _: False,
@@ -50,7 +50,7 @@ def random_params(
     """Sampling fields for an output of at most `max_new_tokens`; stop strings are made of `letters`."""
     fields = {name: make(chance, vocab_size) for name, make in FIELDS.items() if chance.random() < FIELD_CHANCE}
     if chance.random() < FIELD_CHANCE:
-        fields["stop"] = tuple("".join(chance.choices(letters, k=chance.randint(2, 3))) for _ in range(3))
+        fields["stop"] = tuple("".join(chance.choices(letters, k=chance.randint(1, 3))) for _ in range(2))
     if chance.random() < FIELD_CHANCE:
         fields["min_new_tokens"] = chance.randint(1, max_new_tokens)
     return SamplingParams(

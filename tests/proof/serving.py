@@ -40,6 +40,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "price": ("on", "off"),
     "cost": (None, STAIRS),
 }
+GENEROUS: dict[str, Any] = {"k_max": 200, "max_depth": 6, "branching": 4, "chunk_tokens": 40, "price": "off"}
 CHANCE = st.randoms(use_true_random=True)  # spread evenly, which Hypothesis's own choices are not
 
 
@@ -59,10 +60,13 @@ class Serving(RuleBasedStateMachine):
     def open(self, chance: random.Random) -> None:
         family = chance.choice(("llama", "llama", "gemma3", "gpt2"))
         settings = {name: chance.choice(values) for name, values in SETTINGS.items()}
+        drafter, policy, signal = chance.choice(DRAFTERS), chance.choice(sorted(POLICIES)), chance.random() < 0.7
+        if chance.random() < 0.4:  # long accepted runs are rare elsewhere
+            settings, drafter = settings | GENEROUS, "scripted"
         self.model = tiny_model(family)
         target = tiny_target(family, num_slots=NUM_SLOTS, max_model_len=MAX_MODEL_LEN)
-        self.drafter = self._drafter(chance.choice(DRAFTERS), target, signal=chance.random() < 0.7)
-        self.loop = tiny_loop(target, self.drafter, **settings | POLICIES[chance.choice(sorted(POLICIES))])
+        self.drafter = self._drafter(drafter, target, signal=signal)
+        self.loop = tiny_loop(target, self.drafter, **settings | POLICIES[policy])
         self.loop.recording = True
         self.counts.named["settings"] += 1
 

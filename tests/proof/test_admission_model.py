@@ -1,7 +1,6 @@
 """Admission of the loop against a twin that is nothing but two lists: who runs, and how far each prompt has come."""
 
 import random
-from collections.abc import Callable
 
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.loop import DecodeLoop
@@ -9,6 +8,7 @@ from echo_sched.scheduler.admission import IDLE_CHUNK_FACTOR
 from echo_sched.types import Request, SamplingParams
 from tests.counts import Counts
 from tests.loops import tiny_loop, tiny_target
+from tests.proof.sizes import Sized
 from tests.tiny_models import random_prompt
 
 MAX_MODEL_LEN = 64
@@ -98,7 +98,7 @@ def history(loop: DecodeLoop, twin: Twin, chance: random.Random, counts: Counts)
         loop.check_integrity()
 
 
-def test_the_loop_admits_as_the_twin_does_and_drops_nobody(counts: Counts, sized: Callable[[int, int], int]) -> None:
+def test_the_loop_admits_as_the_twin_does_and_drops_nobody(counts: Counts, sized: Sized) -> None:
     chance = random.Random(0)
     for _ in range(sized(12, 500)):
         num_slots, chunk_tokens = chance.randint(1, 4), chance.choice((1, 3, 10))

@@ -1,6 +1,6 @@
 """Speculation emits tokens by the target's own law; wrong rules of acceptance do not, and both kinds of test see it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from echo_sched.tree import ROOT, FloatArray
 from echo_sched.types import SamplingParams
 from tests.counts import Counts
 from tests.proof.law import NUM_TOKENS, VOCAB_SIZE, PValues, drawn, exact_law, p_values
+from tests.proof.sizes import Sized
 from tests.tiny_models import tiny_model
 
 SURE = 1e-3  # seeds are fixed, so this is decided once and for all: no right rule came below, and chance rarely would
@@ -75,9 +76,7 @@ def run(fields: str, num_seeds: int, num_compared: int, **settings: Any) -> tupl
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("fields", FIELDS)
-def test_tokens_follow_the_exact_law(
-    fields: str, policy: str, counts: Counts, sized: Callable[[int, int], int]
-) -> None:
+def test_tokens_follow_the_exact_law(fields: str, policy: str, counts: Counts, sized: Sized) -> None:
     num_seeds, num_compared = sized(300, 6000), sized(20, 400)
     found, mismatches, num_accepted = run(fields, num_seeds, num_compared, **POLICIES[policy])
     counts.report(seeds=num_seeds, accepted=num_accepted, compared=num_compared, mismatches=mismatches, p=found)
@@ -122,7 +121,7 @@ def reuse_the_roots_numbers(logits: Tensor, walks: Sequence[Walk], _: Any, *rest
 
 @pytest.mark.parametrize("rule", [argmax, take_likely_children, reuse_the_roots_numbers])
 def test_planted_wrong_rules_break_the_law_and_the_tokens(
-    rule: Any, counts: Counts, sized: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+    rule: Any, counts: Counts, sized: Sized, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"policy": "static"}
     if rule is argmax:

@@ -1,7 +1,6 @@
 """Thousands of requests that come, go and are cancelled: the slots afterwards are those before, and nobody is stuck."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 from echo_sched.engine.draft.eagle3.opening import open_eagle3
@@ -11,6 +10,7 @@ from echo_sched.types import Request
 from tests.counts import Counts
 from tests.loops import tiny_loop, tiny_target
 from tests.proof.random_requests import random_request
+from tests.proof.sizes import Sized
 from tests.tiny_heads import ORIGINAL, head_tensors, write_head
 
 NUM_SLOTS = 8
@@ -19,7 +19,7 @@ MAX_QUEUE = 20
 MAX_STEPS_PER_REQUEST = 60  # prompts of up to 39 tokens in chunks of 16, four output tokens, 20 in the queue before
 
 
-def test_slots_are_the_same_before_and_after(counts: Counts, sized: Callable[[int, int], int], tmp_path: Path) -> None:
+def test_slots_are_the_same_before_and_after(counts: Counts, sized: Sized, tmp_path: Path) -> None:
     num_requests, chance, named = sized(150, 10_000), random.Random(0), counts.named
     target = tiny_target(num_slots=NUM_SLOTS, max_model_len=MAX_MODEL_LEN)
     head = open_eagle3(write_head(tmp_path, ORIGINAL, head_tensors(ORIGINAL)), target)

@@ -30,15 +30,15 @@ BASE: dict[str, Any] = {
 Words = dict[str, list[TokenLogprobs]]  # by request: of the prompt and of the output
 
 
-def random_texts(loop: DecodeLoop, count: int) -> list[Request]:
+def random_texts(loop: DecodeLoop, count: int, name: str = "r") -> list[Request]:
     """Example prompts with random fields; the same in every call."""
-    chance = random.Random(count)
+    chance = random.Random(name)
     prompts = load_prompts(REPOSITORY / "examples" / "prompts.jsonl").prompts
     requests = []
     for i in range(count):
         prompt_ids = tuple(encode_prompt(loop.tokenizer, chance.choice(prompts)))[: MAX_MODEL_LEN - MAX_NEW_TOKENS]
         params = random_params(chance, MAX_NEW_TOKENS, vocab_size=loop.vocab_size, letters=" etaoin")
-        requests.append(Request(f"r{i}", prompt_ids, params, logprobs=random_logprobs(chance, len(prompt_ids))))
+        requests.append(Request(f"{name}{i}", prompt_ids, params, logprobs=random_logprobs(chance, len(prompt_ids))))
     return requests
 
 
@@ -66,14 +66,13 @@ def plainly(loop: DecodeLoop, requests: Sequence[Request]) -> Words:
 def in_company(loop: DecodeLoop, requests: Sequence[Request], chance: random.Random, counts: Counts) -> Words:
     """They arrive one after the other, beside others that are cancelled."""
     words: Words = defaultdict(list)
-    arriving, victims = list(requests), []
+    arriving, cancelled = list(requests), random_texts(loop, len(requests), "victim")
+    victims: list[Request] = []
     while arriving or loop.has_work:
         if arriving and chance.random() < 0.5:
             loop.add(arriving.pop())
-            double = random_texts(loop, 1)[0]
-            double.request_id = f"victim{len(arriving)}"
-            loop.add(double)
-            victims.append(double)
+            victims.append(cancelled.pop())
+            loop.add(victims[-1])
         if victims and chance.random() < 0.4:
             victim = victims.pop()
             counts.named["cancellations"] += victim.finish is None
