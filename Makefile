@@ -17,7 +17,7 @@ STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-exact lint format types imports pytest clean FORCE
+.PHONY: help setup serve test test-exact lint format types imports pytest reproduce clean FORCE
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -53,6 +53,9 @@ imports: $(STAMP)  ## import-linter: the arrows between the packages
 
 pytest: $(STAMP)  ## the tests alone; choose some with PYTEST_ARGS="-k tree"
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+reproduce: $(STAMP)  ## docs/results.md and its figures again, from benchmarks/results, without a model
+	$(BIN)/python -m benchmarks.reproduce
 
 clean:  ## remove .venv and everything built (the model cache stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,5 +1,6 @@
 """`echo-sched bench compare`: scheduling policies against plain decoding, on the same prompts, seeds and weights.
 
+A study given on the command line and summed up at once (the declared ones, kept trial by trial: benchmarks/study).
 Closed loop, in process, no HTTP. Arms are interleaved within each repeat, and every arm's tokens are checked against
 those of the arm `off`: speculation may change how fast an answer comes, never what it says. How good the drafts were is
 counted on the way.
@@ -8,25 +9,21 @@ counted on the way.
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.comparison import Plan, check_exactness, run_trials, summarise
-from benchmarks.exactness import Tokens
+from benchmarks.comparison import check_exactness, plan_of, run_trials, summarise
 from benchmarks.reliability_plot import reliability_svg
+from benchmarks.shared_engine import encode_fitting, margin, open_engine
 from benchmarks.tables import show_comparison
 from benchmarks.workload import add_workload_flags, concurrency_list, positive_int, read_workload
 from echo_sched.arms import REFERENCE, Arm, parse_arms
 from echo_sched.cli import Parser, run
-from echo_sched.errors import ConfigError, DataError
+from echo_sched.errors import ConfigError
 from echo_sched.flags import add_engine_flags, engine_config
 from echo_sched.plots import save_svg
-from echo_sched.prompts import Prompt, encode_prompt
 from echo_sched.provenance import command_line, provenance
 from echo_sched.report import check_output, finite, print_json, progress_bar, write_json
 from echo_sched.types import SamplingParams
-
-if TYPE_CHECKING:
-    from echo_sched.loop import DecodeLoop
 
 OWN_FLAGS = ("policy", "max_batch_size", "seed")  # decided by --arms, --concurrency and the workload's --seed
 
@@ -42,25 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_plot(args.reliability, arms)
     workload = read_workload(args.dataset_path, args.num_prompts)
 
-    from echo_sched.loop import DecodeLoop  # loads torch: bad flags and files should answer at once
-
-    # Arms share one cache and one table of costs: it is loaded for the largest budget, and as an arm that reckons.
-    drafting = next((arm.config for arm in arms if arm.config.policy != REFERENCE), base)
-    price = "on" if any(arm.config.price == "on" for arm in arms) else "off"
-    widest = drafting.model_copy(update={"k_max": max(arm.config.k_max for arm in arms), "price": price})
-    loop = DecodeLoop.from_config(widest, recording=True)
+    loop = open_engine(arms, base, recording=True)
     params = SamplingParams(args.max_new_tokens, args.temperature, seed=args.seed, ignore_eos=args.ignore_eos)
-    prompts = _encode(loop, workload.prompts, args)
-    plan = Plan(arms, args.concurrency, prompts, params, args.repeats, args.num_warmups)
+    encoded = encode_fitting(loop, workload.prompts, args.max_new_tokens, args.chat_template, args.dataset_path)
+    prompts = [ids for ids in encoded if ids is not None]
+    plan = plan_of(arms, args.concurrency, prompts, params, args.repeats, args.num_warmups)
     with progress_bar() as bar:
         task = bar.add_task("requests", total=plan.num_requests)
         trials = run_trials(loop, plan, lambda: bar.advance(task))
         bar.update(task, description="checking tokens")
-        exactness = check_exactness(trials, plan, partial(_margin, loop))
+        exactness = check_exactness(trials, plan, partial(margin, loop))
     document = {
         **summarise(trials),
         "exactness": {"numerics": base.numerics, **exactness},
-        "order": [[repeat, concurrency, arm.name] for repeat, concurrency, arm in plan.order()],
+        "order": [[repeat, block.concurrency, arm.name] for repeat, block, arm in plan.order()],
         "args": {name: finite(value) for name, value in vars(args).items()},
         "engine": loop.info(),
         "dataset": workload.facts | {"num_too_long": len(workload.prompts) - len(prompts)},
@@ -78,26 +70,6 @@ def _check_plot(path: str, arms: Sequence[Arm]) -> None:
     check_output(path, "--reliability")
     if all(arm.name == REFERENCE for arm in arms):
         raise ConfigError(f"--reliability needs an arm that drafts beside {REFERENCE}")
-
-
-def _encode(loop: "DecodeLoop", prompts: Sequence[Prompt], args: argparse.Namespace) -> list[tuple[int, ...]]:
-    """Token ids of the prompts that fit. Raises DataError when none does."""
-    encoded = [tuple(encode_prompt(loop.tokenizer, prompt, args.chat_template)) for prompt in prompts]
-    fitting = [ids for ids in encoded if 0 < len(ids) <= loop.max_model_len - args.max_new_tokens]
-    if not fitting:
-        raise DataError(
-            f"{args.dataset_path}: no prompt fits: --max-new-tokens {args.max_new_tokens} and the shortest prompt "
-            f"({min(map(len, encoded))} tokens) exceed the context of {loop.max_model_len}"
-        )
-    return fitting
-
-
-def _margin(loop: "DecodeLoop", prompt: Tokens, output: Tokens, params: SamplingParams) -> float:
-    """How near the choice after prompt and output was to going the other way, from logits computed plainly."""
-    from echo_sched.engine.reference import choose
-
-    logits = loop.score((*prompt, *output)).double().cpu().numpy()
-    return choose(logits, params, prompt, output, tuple(loop.target.facts.eos_ids)).margin
 
 
 def _headline(path: str, document: dict[str, Any]) -> dict[str, Any]:

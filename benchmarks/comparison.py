@@ -1,66 +1,35 @@
-"""Runs the trials of a comparison in a fair order and sums them up. Knows no command line and no files."""
+"""Runs the trials of a comparison and sums them up, arm by arm. Knows no command line and no files."""
 
-import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.exactness import MarginOf, Tokens, equality
-from benchmarks.trial import SharedEngine, Trial, run_trial
+from benchmarks.exactness import MarginOf, equality
+from benchmarks.plan import Block, Margin, Plan
+from benchmarks.trial import SharedEngine, Trial
 from echo_sched.arms import REFERENCE, Arm
-from echo_sched.types import Request, SamplingParams
-
-WARMUP_TOKENS = 8  # enough steps to draft, verify and commit
+from echo_sched.types import SamplingParams
 
 Trials = dict[tuple[str, int], list[Trial]]  # (arm, concurrency) -> one per repeat, in the order they ran
-Margin = Callable[[Tokens, Tokens, SamplingParams], float]  # (prompt, output before the choice, how it is made)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is compared on what."""
-
-    arms: Sequence[Arm]
-    concurrencies: Sequence[int]
-    prompts: Sequence[tuple[int, ...]]
-    params: SamplingParams  # request i samples with params.seed + i
-    num_repeats: int
-    num_warmups: int
-
-    @property
-    def num_requests(self) -> int:
-        """Measured requests of all trials."""
-        return len(self.arms) * len(self.concurrencies) * self.num_repeats * len(self.prompts)
-
-    def order(self) -> Iterator[tuple[int, int, Arm]]:
-        """(repeat, concurrency, arm). Machines drift: arms follow each other closely and take turns at being first."""
-        for repeat, concurrency in itertools.product(range(self.num_repeats), self.concurrencies):
-            first = repeat % len(self.arms)
-            for arm in (*self.arms[first:], *self.arms[:first]):
-                yield repeat, concurrency, arm
-
-    def requests(self, label: str, num_requests: int, max_new_tokens: int) -> list[Request]:
-        chosen = itertools.islice(itertools.cycle(self.prompts), num_requests)
-        return [
-            Request(f"{label}-{i}", prompt, self.request_params(i, max_new_tokens)) for i, prompt in enumerate(chosen)
-        ]
-
-    def request_params(self, index: int, max_new_tokens: int) -> SamplingParams:
-        return replace(self.params, seed=self.params.seed + index, max_new_tokens=max_new_tokens)
+def plan_of(
+    arms: Sequence[Arm],
+    concurrencies: Sequence[int],
+    prompts: Sequence[tuple[int, ...]],
+    params: SamplingParams,
+    num_repeats: int,
+    num_warmups: int,
+) -> Plan:
+    """Every arm on the same requests, a block for each concurrency."""
+    blocks = [Block(str(level), arms, level, prompts, params) for level in concurrencies]
+    return Plan(blocks, num_repeats, num_warmups)
 
 
 def run_trials(engine: SharedEngine, plan: Plan, on_finish: Callable[[], None] = lambda: None) -> Trials:
-    """Every arm at every concurrency, `num_repeats` times; each trial is warmed up first."""
-    trials: Trials = {(arm.name, level): [] for arm in plan.arms for level in plan.concurrencies}
-    for repeat, concurrency, arm in plan.order():
-        current = engine.with_policy(arm.config)
-        label = f"{arm.name}-{concurrency}-{repeat}"
-        num_warm = min(WARMUP_TOKENS, plan.params.max_new_tokens)
-        if plan.num_warmups:
-            run_trial(current, plan.requests(f"warm-{label}", plan.num_warmups, num_warm), concurrency)
-        measured = plan.requests(label, len(plan.prompts), plan.params.max_new_tokens)
-        trials[arm.name, concurrency].append(run_trial(current, measured, concurrency, on_finish))
+    trials: Trials = {(arm.name, block.concurrency): [] for block in plan.blocks for arm in block.arms}
+    for repeat, block, arm in plan.order():
+        trials[arm.name, block.concurrency].append(plan.run(engine, repeat, block, arm, on_finish))
     return trials
 
 
@@ -86,15 +55,7 @@ def summarise(trials: Trials) -> dict[str, Any]:
 def check_exactness(trials: Trials, plan: Plan, margin: Margin) -> dict[str, Any]:
     """Every trial's tokens against the first trial of plain decoding at the same concurrency, and the control: plain
     decoding at the lowest concurrency against plain decoding at the highest (None where there is one level only)."""
-    known: dict[tuple[int, int, Tokens], float] = {}
-
-    def margin_of(request: int, position: int, before: Tokens) -> float:
-        key = request, position, tuple(before)
-        if key not in known:  # arms that fork at the same place share one forward
-            params = plan.request_params(request, plan.params.max_new_tokens)
-            known[key] = margin(plan.prompts[request], before, params)
-        return known[key]
-
+    margin_of = plan.blocks[0].margins(margin)  # all blocks have the same requests
     arms: dict[str, dict[str, Any]] = {}
     for (arm, concurrency), repeats in trials.items():
         first = trials[REFERENCE, concurrency][0]
@@ -111,7 +72,8 @@ def check_exactness(trials: Trials, plan: Plan, margin: Margin) -> dict[str, Any
 
 
 def _control(trials: Trials, plan: Plan, margin_of: MarginOf) -> dict[str, Any] | None:
-    low, high = min(plan.concurrencies), max(plan.concurrencies)
+    levels = [block.concurrency for block in plan.blocks]
+    low, high = min(levels), max(levels)
     if low == high:
         return None
     outputs = [trial.outputs for trial in trials[REFERENCE, high]]

@@ -4,15 +4,16 @@ Measures seconds and counts what the steps did. Knows nothing of arms, other tri
 """
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmarks.acceptance import Acceptance
+from benchmarks.metrics import Outcome
 from echo_sched.config import EngineConfig
 from echo_sched.errors import RequestError
-from echo_sched.types import Request, StepRecord, TokenEvent
+from echo_sched.types import Request, RequestStats, StepRecord, TokenEvent
 
 
 class Engine(Protocol):
@@ -41,7 +42,9 @@ class Counts:
     """What the steps of a trial did. Two runs of the same arm on the same prompts should count the same."""
 
     num_steps: int = 0
-    num_steps_without_draft: int = 0
+    num_decoding_steps: int = 0  # at least one root was verified
+    num_steps_without_draft: int = 0  # of those, no node was verified
+    num_steps_k_max_zero: int = 0  # of those, none was allowed to be
     num_draft_levels: int = 0  # deepest depth of a step's offers, summed over steps; known only where they are recorded
     num_root_steps: int = 0  # roots verified: verify steps summed over requests
     num_verified_nodes: int = 0
@@ -54,6 +57,8 @@ class Counts:
 
     def take(self, record: StepRecord) -> None:
         self.num_steps += 1
+        self.num_decoding_steps += record.num_decoding > 0
+        self.num_steps_k_max_zero += record.num_decoding > 0 and record.k_max == 0
         self.num_steps_without_draft += record.num_decoding > 0 and record.num_verified == 0
         self.num_draft_levels += record.num_levels
         self.num_root_steps += record.num_decoding
@@ -80,6 +85,8 @@ class Trial:
     counts: Counts
     acceptance: Acceptance
     phase_seconds: dict[str, float]
+    outcomes: tuple[Outcome, ...]  # when each request's tokens came, by the trial's clock
+    stats: tuple[RequestStats, ...]
 
     @property
     def num_output_tokens(self) -> int:
@@ -117,14 +124,19 @@ def run_trial(
     """Raises RequestError when the engine aborts a request."""
     waiting, num_open = deque(requests), 0
     counts, acceptance, phases = Counts(), Acceptance(), Counter[str]()
+    started, times = dict[str, float](), defaultdict[str, list[float]](list)
     start, aside = time.perf_counter(), 0.0
     while waiting or num_open:
         while waiting and num_open < concurrency:
+            started[waiting[0].request_id] = time.perf_counter() - start - aside
             engine.add(waiting.popleft())
             num_open += 1
         assert engine.has_work, "an engine with open requests has work"
         events = engine.step()
+        now = time.perf_counter() - start - aside
         for event in events:
+            if event.token_ids:
+                times[event.request.request_id].append(now)
             if event.finish is None:
                 continue
             if event.finish.type == "abort":
@@ -140,4 +152,11 @@ def run_trial(
         aside += time.perf_counter() - paused
     duration = time.perf_counter() - start - aside
     outputs = tuple(tuple(request.output_ids) for request in requests)
-    return Trial(duration, outputs, counts, acceptance, dict(phases))
+    outcomes = tuple(_outcome(request, started[request.request_id], times[request.request_id]) for request in requests)
+    stats = tuple(request.stats for request in requests)
+    return Trial(duration, outputs, counts, acceptance, dict(phases), outcomes, stats)
+
+
+def _outcome(request: Request, start: float, times: Sequence[float]) -> Outcome:
+    end = times[-1] if times else start
+    return Outcome("completed", start, end, tuple(times), len(request.prompt_ids), len(request.output_ids))

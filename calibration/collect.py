@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from echo_sched.errors import DataError
 from echo_sched.prompts import ChatTemplate, Prompt, encode_prompt
 from echo_sched.types import MAX_SEED, GateReading, NodeReading, Request, SamplingParams, StepRecord, TokenEvent
@@ -54,7 +52,6 @@ class Trace(NamedTuple):
     nodes: tuple[NodeReading, ...]
     num_steps: int
     num_output_tokens: int
-    draft_level_seconds: float | None  # median over steps of drafting time per tree level; None: nothing was drafted
 
 
 def draw_sample(
@@ -95,7 +92,6 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
     waiting = list(reversed(requests))
     readings: list[GateReading] = []
     nodes: list[NodeReading] = []
-    level_seconds: list[float] = []
     running = num_steps = 0
     while waiting or loop.has_work:
         while waiting and running < concurrency:
@@ -107,8 +103,6 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
         num_steps += 1
         readings += record.gate_readings
         nodes += record.node_readings
-        if record.num_levels:
-            level_seconds.append(record.seconds["draft"] / record.num_levels)
         # a request that stopped early counts as done with all it might have emitted
         done = sum(
             len(request.output_ids) if request.finish is None else request.params.max_new_tokens for request in requests
@@ -119,7 +113,6 @@ def collect(loop: Loop, requests: Sequence[Request], *, concurrency: int, report
         nodes=tuple(nodes),
         num_steps=num_steps,
         num_output_tokens=sum(len(request.output_ids) for request in requests),
-        draft_level_seconds=float(np.median(level_seconds)) if level_seconds else None,
     )
 
 

@@ -27,10 +27,12 @@ DECIDED = (
     "transfer",
     "widen",
     "widen_scope",
+    "explore",
+    "adapt",
     "seed",
 )
-DEFAULT_COST_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-DEFAULT_COST_CONTEXTS = (128, 1024)
+DEFAULT_COST_TOKENS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384)
+DEFAULT_COST_CACHED = (256, 1024, 4096, 16384)
 
 DESCRIPTION = """\
 Measure how well the drafter's confidence predicts acceptance on your prompts, and write the profile that the scheduler
@@ -98,14 +100,15 @@ def _parser() -> argparse.ArgumentParser:
         type=ascending,
         default=DEFAULT_COST_TOKENS,
         metavar="N,N,...",
-        help="packed rows whose forward is timed; go as far as your --k-max and batch (default: 1 to 128 in 14 steps)",
+        help="packed rows whose forward is timed; go as far as your --k-max and batch (default: 1 to 384 in 22 steps)",
     )
     add(
-        "--cost-contexts",
+        "--cost-cached",
         type=ascending,
-        default=DEFAULT_COST_CONTEXTS,
-        metavar="L,L,...",
-        help="tokens each request has in its cache while that is timed (default: 128,1024)",
+        default=DEFAULT_COST_CACHED,
+        metavar="C,C,...",
+        help="tokens that all requests together have in their caches while that is timed, about 256 each (default: "
+        f"{','.join(map(str, DEFAULT_COST_CACHED))})",
     )
     add("--cost-repeats", type=int, default=5, metavar="N", help="timings of each, 0: measure no cost (default: 5)")
     add_engine_flags(parser, exclude=DECIDED)

@@ -20,6 +20,7 @@ from echo_sched.errors import DataError
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import resolve_drafter
+from echo_sched.loop.drafting_cost import measure_drafting
 from echo_sched.loop.pricing import cost_table
 from echo_sched.prompts import PromptFile
 from echo_sched.scheduler.cost import CostTable
@@ -37,7 +38,7 @@ SETTINGS = (
     "chat_template",
     "auc_cut",
     "cost_tokens",
-    "cost_contexts",
+    "cost_cached",
     "cost_repeats",
 )
 
@@ -116,15 +117,14 @@ def _measure(loop: DecodeLoop, args: argparse.Namespace) -> CostCurve | None:
         return None
     with progress("timing forwards (runs)") as report:
         return loop.measure_cost(
-            num_tokens=args.cost_tokens, contexts=args.cost_contexts, num_repeats=args.cost_repeats, report=report
+            num_tokens=args.cost_tokens, cached_tokens=args.cost_cached, num_repeats=args.cost_repeats, report=report
         )
 
 
 def _profile(loop: DecodeLoop, fitted: Fit, trace: Trace, curve: CostCurve | None, facts: dict[str, Any]) -> Profile:
     cost: CostTable | None = None
     if curve is not None:
-        assert trace.draft_level_seconds is not None, "there are readings, so trees were drafted"
-        cost = cost_table(curve, trace.draft_level_seconds, machine={**facts["machine"], **curve.measured_on})
+        cost = cost_table(curve, measure_drafting(loop), machine={**facts["machine"], **curve.measured_on})
     return Profile(
         model=loop.model_identity,
         drafter=loop.drafter_identity,

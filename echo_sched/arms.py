@@ -24,7 +24,10 @@ ARM_SETTINGS = (
     "transfer",
     "widen",
     "widen_scope",
+    "explore",
+    "adapt",
 )
+LIVE_SETTINGS = ("policy", *ARM_SETTINGS)  # what may change while an engine runs
 
 
 class Arm(NamedTuple):
@@ -42,10 +45,11 @@ def parse_arms(text: str, base: EngineConfig, flag: str = "--arms") -> list[Arm]
         names.insert(0, REFERENCE)
     if len(set(names)) < len(names):
         raise ConfigError(f"{flag} names an arm twice: {text}")
-    return [Arm(name, _arm_config(name, base, flag)) for name in names]
+    return [parse_arm(name, base, flag) for name in names]
 
 
-def _arm_config(name: str, base: EngineConfig, flag: str) -> EngineConfig:
+def parse_arm(name: str, base: EngineConfig, flag: str = "--arms") -> Arm:
+    """One arm of such a list. Raises ConfigError."""
     policy, *words = name.split(":")
     settings: dict[str, str] = {}
     for word in words:
@@ -55,7 +59,7 @@ def _arm_config(name: str, base: EngineConfig, flag: str) -> EngineConfig:
             raise ConfigError(f"{flag} {name}: no setting {key!r}; an arm may set {', '.join(ARM_SETTINGS)}")
         settings[key] = value
     try:
-        return EngineConfig.model_validate(base.model_dump() | settings | {"policy": policy})
+        return Arm(name, EngineConfig.model_validate(base.model_dump() | settings | {"policy": policy}))
     except ValidationError as error:
         problem = error.errors()[0]
         raise ConfigError(f"{flag} {name}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error

@@ -3,9 +3,9 @@
 Unknown keys are errors. Nobody writes into a config later; `resolve()` style changes return a new value.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 AUTO_DRAFTER = "auto"  # a drafter to be chosen by what ships for the model (see loop/assembly.py)
@@ -69,6 +69,16 @@ class EngineConfig(BaseModel):
     widen_scope: Literal["all", "truncation"] = Field(
         "all", description="echo: widen below every granted node, or at truncation points only"
     )
+    explore: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="echo: share of steps that draft without a gate, for requests drawn by lot, to see whether the "
+        "gate is still right",
+    )
+    adapt: Literal["on", "off"] = Field(
+        "off", description="echo: refit thresholds, now and then, from what explored steps show"
+    )
     shapes: str = Field(
         "1=1.1.1.1.1/4=1.1.1/8=1.1/32=",
         pattern=r"^\d+=[\d.]*(/\d+=[\d.]*)*$",
@@ -111,6 +121,12 @@ class EngineConfig(BaseModel):
         if value is not None and not all(value.split(",")):
             raise ValueError("should name a head or a model before and after every comma")
         return value
+
+    @model_validator(mode="after")
+    def _adapts_depth_by_depth(self) -> Self:
+        if self.adapt == "on" and self.thresholds == "single":
+            raise ValueError("--adapt on refits each depth's threshold, which --thresholds single forbids")
+        return self
 
     @property
     def aux_layers(self) -> tuple[int, ...] | None:

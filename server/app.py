@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from server.admin import router as admin_router
 from server.bridge import EngineBridge
 from server.errors import add_error_handlers
 from server.guard import ApiKeyGuard
@@ -32,6 +33,7 @@ def create_app(bridge: EngineBridge) -> FastAPI:
     app.state.bridge = bridge
     app.state.started_at = int(time.time())
     app.include_router(router)
+    app.include_router(admin_router)
     add_error_handlers(app)
     if bridge.settings.api_key is not None:
         app.add_middleware(ApiKeyGuard, key=bridge.settings.api_key.get_secret_value())

@@ -7,11 +7,13 @@ Knows nothing of HTTP beyond the errors that clients get.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from echo_sched.errors import QueueFullError, RequestError
+from echo_sched.scheduler.live import Scheduling
 from echo_sched.types import FinishReason, Request, StepRecord
+from server.changes import PendingChanges
 from server.engine_thread import EngineLoop, EngineThread, Report, ServedModel
 from server.errors import ApiError, engine_failed, to_api_error, unavailable
 from server.generation import Generation, Output
@@ -43,9 +45,11 @@ class EngineBridge:
         self.error: Exception | None = None  # why the state is load_failed or failed
         self.report = Report(0, 0)  # the engine as last heard of
         self.last_record: StepRecord | None = None
+        self.scheduling: Scheduling | None = None  # None before the model is loaded
         self._load = load
         self._model: ServedModel | None = None
         self._open: dict[str, tuple[Generation, Output]] = {}
+        self._changes = PendingChanges()
         self._num_verify_steps = 0  # summed over requests
         self._num_emitted = 0  # by those steps
 
@@ -144,6 +148,18 @@ class EngineBridge:
             self._abort_output(generation, output, reason)
         return bool(found)
 
+    async def reschedule(self, changes: Mapping[str, Any]) -> None:
+        """Change scheduling settings; returns once they are in force.
+
+        Raises RequestError for what cannot be, ApiError (503) when the engine does not run.
+        """
+        if self.state not in ("ready", "draining"):
+            raise unavailable(_REFUSALS[self.state], code=self.state)
+        answer = self._changes.begin()
+        self._thread.reschedule(changes, answer)
+        await answer
+        logger.info("scheduling settings changed: %s", ", ".join(f"{name} {value}" for name, value in changes.items()))
+
     def _abort_output(self, generation: Generation, output: Output, reason: str) -> None:
         self._thread.cancel([output.request])
         output.end(FinishReason("abort", message=reason), time.monotonic())
@@ -188,6 +204,7 @@ class EngineBridge:
     def _stop(self) -> None:
         self.state = "stopped"
         self._thread.stop()
+        self._changes.fail(unavailable(_REFUSALS["stopped"], code="stopped"))
 
     # -- Listener --
 
@@ -206,6 +223,8 @@ class EngineBridge:
         self.metrics.engine(report)
         if report.record is not None:
             self.last_record = report.record
+        if report.scheduling is not None:
+            self.scheduling = report.scheduling
         for progress in report.progress:
             found = self._find(progress.request)
             if found is None:
@@ -229,9 +248,13 @@ class EngineBridge:
                 self._forget(output)
                 generation.fail(to_api_error(error))
 
+    def on_rescheduled(self, ticket: "asyncio.Future[None]", error: Exception | None) -> None:
+        self._changes.settle(ticket, error)
+
     def on_engine_error(self, error: Exception) -> None:
         self.state, self.error = "failed", error
         answer: ApiError = engine_failed(f"{type(error).__name__}: {error}")
+        self._changes.fail(answer)
         generations = {id(generation): generation for generation, _ in self._open.values()}
         self._open.clear()
         for generation in generations.values():

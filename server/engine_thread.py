@@ -9,11 +9,12 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from echo_sched.config import EngineConfig
+from echo_sched.scheduler.live import Scheduling
 from echo_sched.types import FinishReason, Request, RequestStats, StepRecord, TokenEvent, TokenLogprobs
 
 logger = logging.getLogger("echo_sched.server")
@@ -40,6 +41,9 @@ class EngineLoop(Protocol):
     def num_waiting(self) -> int: ...
     @property
     def last_record(self) -> StepRecord | None: ...
+    @property
+    def scheduling(self) -> Scheduling: ...
+    def reschedule(self, changes: Mapping[str, Any]) -> None: ...
     def add(self, request: Request) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[TokenEvent]: ...
@@ -49,7 +53,7 @@ class EngineLoop(Protocol):
 class ServedModel(NamedTuple):
     """Facts of the loaded engine that never change."""
 
-    config: EngineConfig
+    config: EngineConfig  # as started; see Scheduling for what may have changed since
     tokenizer: Callable[..., Any]
     model_path: str
     vocab_size: int
@@ -78,6 +82,7 @@ class Report(NamedTuple):
     record: StepRecord | None = None  # of the step that just ran
     at: float = 0.0  # time.monotonic() at the end of that step
     queue_seconds: Sequence[float] = ()  # waits of the requests that got their slot in that step
+    scheduling: Scheduling | None = None  # after a step or a change of settings
 
 
 class Listener(Protocol):
@@ -85,6 +90,7 @@ class Listener(Protocol):
     def on_load_error(self, error: Exception) -> None: ...
     def on_report(self, report: Report) -> None: ...
     def on_refused(self, requests: Sequence[Request], error: Exception) -> None: ...
+    def on_rescheduled(self, ticket: Any, error: Exception | None) -> None: ...
     def on_engine_error(self, error: Exception) -> None: ...
 
 
@@ -117,6 +123,10 @@ class EngineThread:
     def cancel(self, requests: Sequence[Request]) -> None:
         self._commands.put(lambda loop: self._cancel(loop, requests))
 
+    def reschedule(self, changes: Mapping[str, Any], ticket: Any) -> None:
+        """Change scheduling settings before the next step; the listener hears of it with `ticket`."""
+        self._commands.put(lambda loop: self._reschedule(loop, changes, ticket))
+
     def stop(self) -> None:
         """End after the step under way. Open requests are simply left."""
         self._commands.put(None)
@@ -132,6 +142,7 @@ class EngineThread:
             model = ServedModel(
                 loop.config, loop.tokenizer, loop.model_path, loop.vocab_size, loop.max_model_len, loop.info()
             )
+            self._post_state(loop)  # before it is ready, so that there is one from then on
         except Exception as error:
             self._post(self._listener.on_load_error, error)
             return
@@ -167,6 +178,7 @@ class EngineThread:
             record=None if loop.last_record is before else loop.last_record,
             at=time.monotonic(),
             queue_seconds=[started - self._waiting.pop(request) for request in served],
+            scheduling=loop.scheduling,
         )
         self._post(self._listener.on_report, report)
 
@@ -186,6 +198,19 @@ class EngineThread:
             self._waiting.pop(request, None)
             loop.cancel(request.request_id)
         self._post(self._listener.on_report, Report(loop.num_running, loop.num_waiting))
+
+    def _reschedule(self, loop: EngineLoop, changes: Mapping[str, Any], ticket: Any) -> None:
+        try:
+            loop.reschedule(changes)
+        except Exception as error:  # a change that cannot be made never stops the loop
+            self._post(self._listener.on_rescheduled, ticket, error)
+            return
+        self._post_state(loop)
+        self._post(self._listener.on_rescheduled, ticket, None)
+
+    def _post_state(self, loop: EngineLoop) -> None:
+        state = Report(loop.num_running, loop.num_waiting, scheduling=loop.scheduling)
+        self._post(self._listener.on_report, state)
 
     def _post(self, call: Callable[..., None], *args: Any) -> None:
         try:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from echo_sched.types import StepRecord
 from server.engine_thread import Progress, Report, ServedModel
+from server.gate_metrics import GateMetrics
 from server.generation import Output
 from server.version import package_version
 
@@ -47,11 +48,12 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._cost_ratio = 1.0
+        self._cost_ratio: float | None = None  # None: no step had an expectation
         self._build = Info("echo_sched_build", "what is running", registry=self._registry)
         self._requests_and_tokens()
         self._speculation()
         self._budget()
+        self._gate = GateMetrics(self._registry)
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
@@ -108,10 +110,16 @@ class Metrics:
         )
         self._truncated = self._counter("truncated", "requests truncated before a depth", "depth")
         self._deepened = self._counter("deepened", "nodes granted beyond the target depth", "depth")
+        self._explored = self._counter("explored_steps", "decoding steps without a gate, to see whether it is right")
         self._widened = self._counter("widened_nodes", "siblings granted from what was left of the budget")
         self._plain_steps = self._counter("steps_without_draft", "decoding steps without a draft node")
         self._step_seconds = self._histogram("step_seconds", "time per phase of a step", PHASE_BUCKETS, "phase")
         self._last_step = self._gauge("last_step_timestamp_seconds", "Unix time of the last step's end")
+
+    @property
+    def cost_model_error(self) -> float | None:
+        """Measured over expected seconds of verifying, moving average; None where nothing was expected yet."""
+        return self._cost_ratio
 
     @_harmless
     def describe(self, model: ServedModel) -> None:
@@ -129,6 +137,8 @@ class Metrics:
             self._queue.observe(seconds)
         if report.record is not None:
             self._step(report.record)
+        if report.scheduling is not None:
+            self._gate.observe(report.scheduling.state)
 
     @_harmless
     def progress(self, output: Output, progress: Progress, at: float) -> None:
@@ -166,9 +176,11 @@ class Metrics:
             self._expected.inc(record.expected_accepted)
         if record.expected_seconds is not None:
             ratio = record.seconds["verify"] / record.expected_seconds
-            self._cost_ratio += COST_MEMORY * (ratio - self._cost_ratio)
+            known = 1.0 if self._cost_ratio is None else self._cost_ratio
+            self._cost_ratio = known + COST_MEMORY * (ratio - known)
             self._cost_error.set(self._cost_ratio)
         self._widened.inc(record.num_widened)
+        self._explored.inc(int(record.explored))
         for depth, count in record.truncated.items():
             self._truncated.labels(depth).inc(count)
         for depth, count in record.deepened.items():

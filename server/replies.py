@@ -67,9 +67,27 @@ def server_info(bridge: EngineBridge) -> dict[str, Any]:
             "stalled": bridge.stalled,
             "num_requests_running": bridge.report.num_running,
             "num_requests_waiting": bridge.report.num_waiting,
+            **scheduler(bridge),
         },
         "last_step": None if bridge.last_record is None else _step(bridge.last_record),
         "internal_states": [{"avg_spec_accept_length": bridge.acceptance_length}],
+    }
+
+
+def scheduler(bridge: EngineBridge) -> dict[str, Any]:
+    """The scheduler's settings, what its gate is worth by now, and counts since the start. There must be a model."""
+    scheduling, record = bridge.scheduling, bridge.last_record
+    assert scheduling is not None, "the engine reports before it is ready"
+    state = scheduling.state._asdict()
+    gate = [depth._asdict() for depth in state.pop("drift")]
+    return {
+        "settings": scheduling.settings,
+        "limits": {"k_max": scheduling.k_max_limit},
+        **state,
+        "explored_share": state["num_explored"] / max(state["num_steps"], 1),
+        "gate": gate,
+        "k_max": None if record is None else record.k_max,  # of the last step
+        "cost_model_error_ratio": bridge.metrics.cost_model_error,
     }
 
 

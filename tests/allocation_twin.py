@@ -297,7 +297,8 @@ class SlowAllocation:
         rates = []
         for count in range(min(len(chances), self.plan.k_max - len(verified)) + 1):
             tokens = price.base_tokens + sum(verified) + sum(chances[:count])
-            seconds = price.verify_seconds[len(verified) + count] + num_levels * price.level_seconds
+            drafting = price.start_seconds + num_levels * price.level_seconds
+            seconds = price.verify_seconds[len(verified) + count] + drafting
             rates.append(tokens / float(seconds))
         return rates
 

@@ -21,7 +21,7 @@ from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.engine.reference import ReferenceResult, reference_decode
 from echo_sched.engine.sampling import sample
 from echo_sched.loop import DecodeLoop
-from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams
@@ -32,7 +32,13 @@ EOS_ID = 7
 CHANCE = (0.9, 0.85, 0.85, 0.85, 0.9)  # by depth, that a scripted drafter proposes the target's own token
 TAIL_LEN = 200  # the largest K_max of a test
 CPU = torch.device("cpu")
-STAIRS = CostTable((1, 4, 8, 16, 64), (0,), ((1.0,), (1.1,), (1.3,), (2.0,), (4.0,)), 0.05, {})  # a made-up machine
+STAIRS = CostTable(  # a made-up machine
+    (1, 4, 5, 8, 9, 16, 17, 64),
+    (0,),
+    ((1.0,), (1.0,), (1.3,), (1.3,), (2.0,), (2.0,), (4.0,), (4.0,)),
+    DraftingCost.constant(0.05),
+    {},
+)
 
 
 class TinyTokenizer:

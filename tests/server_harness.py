@@ -3,15 +3,18 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpx
 import uvicorn
 
+from echo_sched.arms import LIVE_SETTINGS
 from echo_sched.config import EngineConfig
 from echo_sched.errors import RequestError
+from echo_sched.scheduler.drift import DepthDrift
+from echo_sched.scheduler.live import LiveState, Scheduling
 from echo_sched.types import FinishReason, Request, StepRecord, TokenEvent
 from server.app import create_app
 from server.bridge import EngineBridge
@@ -21,6 +24,7 @@ from tests.records import step_record
 VOCAB_SIZE = 128
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 POISON = 13  # a prompt with this id breaks the engine's step
+DRIFT = DepthDrift(4, 200, 0.5, 0.7, 0.6, 0.8, 0.05, 0.9, 0.85, 0.95, True)  # what the fake's gate has come to
 UNWELCOME = 14  # a prompt with this id is refused by the engine itself
 
 
@@ -35,7 +39,7 @@ class FakeLoop:
         self.unblocked = threading.Event()  # a cleared event holds the engine inside a step
         self.unblocked.set()
         self.requests: dict[str, Request] = {}
-        self.num_steps = 0
+        self.num_steps = self.num_changes = 0
         self.cancelled_at: dict[str, int] = {}  # request id -> steps done by then
         self.last_record: StepRecord | None = None
 
@@ -105,6 +109,20 @@ class FakeLoop:
     @property
     def num_waiting(self) -> int:
         return len(self.requests) - self.num_running
+
+    @property
+    def scheduling(self) -> Scheduling:
+        settings = {name: getattr(self.config, name) for name in LIVE_SETTINGS}
+        state = LiveState("echo", {4: 0.12}, {}, self.num_steps, 1, 2, self.num_changes, 0, (DRIFT,))
+        return Scheduling(settings, 32, state)
+
+    def reschedule(self, changes: Mapping[str, Any]) -> None:
+        if changes.get("k_max", 0) > 32:
+            raise RequestError("k_max is too much", "k_max")
+        if "broken" in changes:
+            raise ArithmeticError("planted")
+        self.num_changes += 1
+        self.config = self.config.model_copy(update=dict(changes))
 
     def info(self) -> dict[str, Any]:
         return {"torch": "2.13.0", "device": "cpu", "profile": {"name": "built-in"}, "kv_slots": 2}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_sched.scheduler.admission import IDLE_CHUNK_FACTOR, chunk_sizes, num_admitted
+from echo_sched.scheduler.admission import chunk_budget, chunk_sizes, num_admitted
 
 prompts = st.lists(st.integers(1, 500), max_size=20)
 
@@ -19,7 +19,7 @@ def test_no_slot_idles_while_a_request_waits(num_waiting: int, num_free_slots: i
 @given(prompts, st.integers(0, 3), st.integers(1, 300))
 def test_the_budget_is_respected_and_used(remaining: list[int], num_decoding: int, chunk_tokens: int) -> None:
     sizes = chunk_sizes(remaining, num_decoding, chunk_tokens)
-    budget = chunk_tokens if num_decoding else chunk_tokens * IDLE_CHUNK_FACTOR
+    budget = chunk_budget(len(remaining), num_decoding, chunk_tokens)
     assert len(sizes) == len(remaining)
     assert all(0 <= size <= prompt for size, prompt in zip(sizes, remaining, strict=True))
     assert sum(sizes) == min(budget, sum(remaining))
@@ -49,6 +49,6 @@ def test_every_request_is_served_in_the_end_and_in_order(prompts: list[int], slo
     assert served == list(range(len(prompts)))
 
 
-@pytest.mark.parametrize(("num_decoding", "expected"), [(1, [6, 0]), (0, [10, 14])])
-def test_prompts_get_more_when_nothing_decodes(num_decoding: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(("num_decoding", "expected"), [(1000, [6, 0]), (2, [10, 5]), (0, [10, 14])])
+def test_prompts_get_more_the_fewer_requests_decode(num_decoding: int, expected: list[int]) -> None:
     assert chunk_sizes([10, 100], num_decoding, 6) == expected

@@ -30,6 +30,8 @@ def prices(draw: st.DrawFn, k_max: int, num_requests: int, max_depth: int) -> Pr
     return Price(
         base_tokens=float(num_requests),
         verify_seconds=np.cumsum([chance.uniform(0.5, 1.5), *rises]),
+        prompt_seconds=chance.choice((0.0, 2.0)),
+        start_seconds=chance.choice((0.0, 0.1)),
         level_seconds=chance.choice((0.0, 0.03, 0.3)),
         acceptance=Acceptance((bent,) if draw(st.booleans()) else ()),
         continuation=tuple(chance.uniform(0.3, 1.0) for _ in range(max_depth)),
@@ -168,12 +170,12 @@ def test_what_is_bought_at_a_price_is_never_worth_less_than_nothing(
     assert plan.price is not None
     driven = drive(replace(plan, rerank=rerank, widen=not rerank, verify=True), caps, scattered(seed))
     report, price = driven.report, plan.price
-    drafting = report.num_levels * price.level_seconds
+    drafting = price.start_seconds + report.num_levels * price.level_seconds
     rate = (price.base_tokens + report.expected) / (price.verify_seconds[report.num_nodes.sum()] + drafting)
     assert rate >= price.base_tokens / (price.verify_seconds[0] + drafting) * (1 - 1e-12)
 
 
-FLAT = Price(2.0, np.full(9, 1.0), 0.1, Acceptance(), (1.0,) * 4)
+FLAT = Price(2.0, np.full(9, 1.0), 0.0, 0.0, 0.1, Acceptance(), (1.0,) * 4)
 
 
 def test_free_verification_buys_everything_and_a_steep_curve_nothing() -> None:

@@ -22,6 +22,7 @@ from echo_sched.errors import DataError, ProfileError
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.pricing import cost_table
 from echo_sched.prompts import Prompt
+from echo_sched.scheduler.cost import DraftingCost
 from echo_sched.scheduler.fit import fit
 from echo_sched.scheduler.plan import Load
 from echo_sched.scheduler.profile import load_profile
@@ -132,23 +133,22 @@ def test_collect_keeps_to_the_concurrency_and_to_every_reading() -> None:
     assert all(request.finish is not None for request in requests)
     assert len(trace.readings) == 2 * num_tokens and trace.num_output_tokens == num_tokens
     assert trace.num_steps == loop.num_steps
-    assert trace.draft_level_seconds == pytest.approx(0.125)  # 0.25 s for two levels
     assert progress_seen[-1] == (num_tokens, num_tokens)
 
 
 def test_cost_table_pools_noise_and_keeps_steps() -> None:
     curve = CostCurve(
         num_tokens=(1, 2, 4, 8, 16),
-        context=(128, 1024),
+        cached_tokens=(128, 1024),
         seconds=((1.0, 2.0), (1.2, 2.0), (1.0, 2.0), (5.0, 9.0), (5.0, 9.0)),
         spread=((0.0, 0.0),) * 5,
         measured_on={"device": "cpu"},
     )
-    table = cost_table(curve, 0.1, curve.measured_on)
+    table = cost_table(curve, DraftingCost.constant(0.1), curve.measured_on)
     assert [row[0] for row in table.seconds] == pytest.approx([1.0, 1.1, 1.1, 5.0, 5.0])
     assert [row[1] for row in table.seconds] == [2.0, 2.0, 2.0, 9.0, 9.0]
     assert table.seconds_for(3, 128) == pytest.approx(1.1)
-    assert table.seconds_for(5, 128) == pytest.approx(5.0)
+    assert table.seconds_for(6, 128) == pytest.approx(3.05)
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +181,7 @@ def test_calibrate_writes_a_profile_that_loads_and_says_where_it_came_from(
     model_folder: Path, prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "profile.json"
-    cost = ("--cost-tokens", "1,4,16", "--cost-contexts", "16,4096", "--cost-repeats", "2")
+    cost = ("--cost-tokens", "1,4,16", "--cost-cached", "16,4096", "--cost-repeats", "2")
     assert main(flags(prompts_file, out, model_folder, "--temperature", "0.7", "--seed", "3", *cost)) == 0
 
     profile = load_profile(out)
@@ -191,7 +191,7 @@ def test_calibrate_writes_a_profile_that_loads_and_says_where_it_came_from(
     assert all(depth.n > 0 and depth.acceptance is not None for depth in profile.depths)
     assert 1 <= profile.target_depth < 4 and profile.typical_depth >= 1.0
     assert profile.cost is not None and profile.cost.num_tokens == (1, 4, 16)
-    assert profile.cost.context == (16, 92)  # 4096 became the longest that leaves room for four rows in 96
+    assert profile.cost.cached_tokens == (16,)  # 4096 do not fit into four slots of 96
     assert profile.cost.machine["torch"] == torch.__version__
 
     facts = profile.provenance

@@ -3,8 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,8 +13,10 @@ import torch
 
 from benchmarks import compare
 from benchmarks.acceptance import Acceptance
-from benchmarks.comparison import Plan, Trials, check_exactness, run_trials, summarise
+from benchmarks.comparison import Trials, check_exactness, plan_of, run_trials, summarise
 from benchmarks.exactness import Fork, find_forks
+from benchmarks.plan import Plan
+from benchmarks.shared_engine import margin as margin_by_logits
 from benchmarks.trial import run_trial
 from echo_sched import cli
 from echo_sched.arms import ARM_SETTINGS, parse_arms
@@ -24,88 +25,18 @@ from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import ConfigError, RequestError
 from echo_sched.loop import DecodeLoop
-from echo_sched.types import FinishReason, GateReading, Request, SamplingParams, StepRecord, TokenEvent
+from echo_sched.types import FinishReason, Request, SamplingParams, StepRecord, TokenEvent
+from tests.fake_engine import NODES_PER_TREE, FakeEngine, Wrong, right
 from tests.loops import processed_requests, references, tiny_loop, tiny_target
-from tests.records import step_record
 from tests.tiny_models import VOCAB_SIZE
 
-NUM_PROMPTS, NUM_TOKENS, NODES_PER_TREE = 5, 7, 3
-Wrong = Callable[[str, int, int, int], bool]  # (policy, requests running, prompt, position) -> emit another token
+NUM_PROMPTS, NUM_TOKENS = 5, 7
 
 
-def right(*_: Any) -> bool:
-    return False
-
-
-@dataclass
-class FakeEngine:
-    """Emits made-up tokens: the first from the prompt, then one per step, or two where nodes are verified."""
-
-    policy: str = "off"
-    wrong: Wrong = right
-    running: list[Request] = field(default_factory=list)
-    last_record: StepRecord | None = None
-    history: list[tuple[str, int]] = field(default_factory=list)  # (policy, requests running) of every step
-
-    def with_policy(self, config: EngineConfig) -> "FakeEngine":
-        assert not self.running, "the weights are in use"
-        return FakeEngine(config.policy, self.wrong, history=self.history)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running)
-
-    def add(self, request: Request) -> None:
-        self.running.append(request)
-
-    def step(self) -> list[TokenEvent]:
-        load, speculated = len(self.running), self.policy != "off"
-        decoding = [request for request in self.running if request.output_ids]
-        self.history.append((self.policy, load))
-        events = []
-        for request in self.running:
-            wanted = 2 if speculated and request.output_ids else 1
-            new_ids = [self.token(request, load) for _ in range(min(wanted, request.num_remaining))]
-            events.append(TokenEvent(request, tuple(new_ids), "", None if request.num_remaining else LENGTH))
-        self.running = [request for request in self.running if request.num_remaining]
-        num_nodes = NODES_PER_TREE * len(decoding) if speculated else 0
-        num_emitted = sum(len(event.token_ids) for event in events)
-        self.last_record = record(len(decoding), num_nodes, num_accepted=num_emitted - load, num_emitted=num_emitted)
-        return events
-
-    def token(self, request: Request, load: int) -> int:
-        position = len(request.output_ids)
-        token = request.prompt_ids[0] * 100 + position
-        request.output_ids.append(-1 if self.wrong(self.policy, load, request.prompt_ids[0], position) else token)
-        return request.output_ids[-1]
-
-
-LENGTH = FinishReason("length")
-
-
-def record(num_decoding: int, num_verified: int, num_accepted: int, num_emitted: int) -> StepRecord:
-    return step_record(
-        num_decoding=num_decoding,
-        num_prompt_tokens=0 if num_decoding else 1,
-        k_max=num_verified,
-        num_offered=num_verified,
-        num_levels=2 if num_verified else 0,
-        num_verified=num_verified,
-        num_accepted=num_accepted,
-        num_emitted=num_emitted,
-        truncated={2: 1} if num_verified else {},
-        deepened={4: 2} if num_verified else {},
-        num_widened=1 if num_verified else 0,
-        num_transferred=2 if num_verified else 0,
-        seconds={"verify": 0.25, "draft": 0.1 if num_verified else 0.0},
-        gate_readings=tuple(GateReading(0, "any", depth, 0.5, False) for depth in (1, 2)) if num_verified else (),
-    )
-
-
-def plan_of(arms: str = "off,static,echo", concurrencies: Sequence[int] = (1, 4), num_repeats: int = 3) -> Plan:
+def small_plan(arms: str = "off,static,echo", concurrencies: Sequence[int] = (1, 4), num_repeats: int = 3) -> Plan:
     prompts = [(number,) for number in range(1, NUM_PROMPTS + 1)]
     params = SamplingParams(max_new_tokens=NUM_TOKENS, seed=20)
-    return Plan(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, num_warmups=2)
+    return plan_of(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, num_warmups=2)
 
 
 def margin_of(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
@@ -113,16 +44,16 @@ def margin_of(prompt: Sequence[int], output: Sequence[int], params: SamplingPara
 
 
 def compared(wrong: Wrong = right, plan: Plan | None = None) -> tuple[Trials, dict[str, Any]]:
-    plan = plan or plan_of()
+    plan = plan or small_plan()
     trials = run_trials(FakeEngine(wrong=wrong), plan)
     return trials, check_exactness(trials, plan, margin_of)
 
 
 def test_arms_are_interleaved_and_take_turns_at_being_first() -> None:
     engine = FakeEngine()
-    plan = plan_of()
+    plan = small_plan()
     run_trials(engine, plan)
-    order = [(repeat, level, arm.name) for repeat, level, arm in plan.order()]
+    order = [(repeat, block.concurrency, arm.name) for repeat, block, arm in plan.order()]
     assert order[:6] == [
         (0, 1, "off"),
         (0, 1, "static"),
@@ -175,7 +106,7 @@ def test_counting_is_not_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         steps.append(record)
 
     monkeypatch.setattr(Acceptance, "take", slow)
-    trial = run_trial(FakeEngine(), plan_of().requests("a", NUM_PROMPTS, NUM_TOKENS), concurrency=1)
+    trial = run_trial(FakeEngine(), small_plan().blocks[0].requests("a", NUM_PROMPTS, NUM_TOKENS), concurrency=1)
     assert len(steps) == trial.counts.num_steps == NUM_PROMPTS * NUM_TOKENS
     assert trial.duration < len(steps) * pause / 2
 
@@ -218,11 +149,11 @@ def test_the_control_shows_plain_decoding_that_depends_on_the_load() -> None:
     _, exactness = compared(lambda policy, load, prompt, position: load == 4 and position == 0)
     assert exactness["control"]["num_equal"] < exactness["control"]["num_compared"]
     assert exactness["equal"] is False
-    assert compared(plan=plan_of(concurrencies=[2]))[1]["control"] is None
+    assert compared(plan=small_plan(concurrencies=[2]))[1]["control"] is None
 
 
 def test_the_margin_of_a_fork_is_computed_once() -> None:
-    plan, asked = plan_of(), []
+    plan, asked = small_plan(), []
 
     def margin(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
         asked.append((prompt, output, params.seed))
@@ -240,7 +171,7 @@ def test_a_margin_knows_prompt_from_output() -> None:
         expected = references("llama", 8, processed_requests)[request.request_id]
         for position in (0, 3, 8):
             output = expected.output_ids[:position]
-            margin = compare._margin(loop, request.prompt_ids, output, request.params)
+            margin = margin_by_logits(loop, request.prompt_ids, output, request.params)
             assert margin == pytest.approx(expected.margins[position], abs=1e-6)
 
 
@@ -253,7 +184,7 @@ def test_repeats_that_differ_are_reported() -> None:
 
 
 def test_plain_decoding_must_equal_itself() -> None:
-    plan = plan_of("off", concurrencies=[1])
+    plan = small_plan("off", concurrencies=[1])
     trials, exactness = compared(plan=plan)
     assert exactness["equal"] is True
     trials["off", 1][2] = compared(lambda *_: True, plan)[0]["off", 1][2]

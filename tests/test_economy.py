@@ -4,22 +4,31 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_sched.scheduler.cost import CostTable
-from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_STEPS, Economy
-from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.cost import CostTable, DraftingCost
+from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_STEPS, Budget, Economy
+from echo_sched.scheduler.plan import Load, Plan
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Profile
 from echo_sched.scheduler.seen import Seen
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from tests.allocation_twin import Children, drive, scattered
 
-FREE = CostTable((1, 256), (0,), ((1.0,), (1.0,)), 0.0, {})  # the forward takes as long whatever is in it
-DEAR = CostTable(tuple(range(1, 200)), (0,), tuple((float(n),) for n in range(1, 200)), 0.1, {})  # in proportion
-STAIRS = CostTable((1, 8, 16, 256), (0, 1000), ((1.0, 1.0), (1.1, 1.2), (3.0, 3.0), (9.0, 9.0)), 0.02, {})
+FREE = CostTable(
+    (1, 256), (0,), ((1.0,), (1.0,)), DraftingCost.constant(0.0), {}
+)  # the forward takes as long whatever is in it
+DEAR = CostTable((1, 200), (0,), ((1.0,), (200.0,)), DraftingCost.constant(0.1), {})  # in proportion
+STAIRS = CostTable(
+    (1, 8, 9, 16, 17, 256),
+    (0, 1000),
+    ((1.0, 1.0), (1.1, 1.2), (3.0, 3.0), (3.0, 3.0), (9.0, 9.0), (9.0, 9.0)),
+    DraftingCost.constant(0.02),
+    {},
+)
 
 
 def priced(cost: CostTable | None) -> Profile:
@@ -48,9 +57,44 @@ def test_where_verification_is_free_all_of_k_max_is_planned() -> None:
 
 
 def test_where_drafts_do_not_pay_k_max_is_zero_but_for_probes() -> None:
-    found = run(DEAR, 4, 3 * PROBE_STEPS)
-    assert found[0] == 40 and set(found[HOLD_STEPS:]) == {0, 40}
-    assert found[HOLD_STEPS:].count(40) == 2
+    found = run(DEAR, 4, 8 * PROBE_STEPS)
+    tried = [step for step, k_max in enumerate(found) if k_max]
+    assert {found[step] for step in tried} == {40}
+    assert tried[0] == 0 and np.diff(tried[1:]).tolist() == [2 * PROBE_STEPS, 4 * PROBE_STEPS]  # ever more rarely
+
+
+def test_a_probe_drafts_for_few_requests_and_learns_what_all_would_gain() -> None:
+    """Sure drafts, on a machine that turns cheap: found out by one request of eight."""
+    economy = Economy(PolicySettings(k_max=40), priced(DEAR))
+    policy = make_policy(PolicySettings(policy="goodput", k_max=40, price="off"), priced(FREE))
+    budgets = []
+    for step in range(3 * PROBE_STEPS):
+        load = Load(8, step)
+        budget = economy.budget(load)
+        budgets.append(budget)
+        caps = [20] * (budget.max_drafting or 8) + [0] * (0 if budget.max_drafting is None else 7)
+        plan = replace(policy.plan(load), k_max=budget.k_max)
+        economy.observe(load, drive(plan, caps, sure).report)
+    assert {budget for budget in budgets[1:] if budget.k_max} == {Budget(40, 1)}
+    rates = economy._gain
+    assert rates is not None and rates[4] == pytest.approx(0.9, abs=0.01)  # one node per request
+
+
+def test_what_the_drafter_missed_must_be_earned_back() -> None:
+    """The same gain and costs: paid for where the drafter is up to date, not where it has everything to catch up on."""
+    feeding = replace(FREE, drafting=DraftingCost((1,), (0.0,), (0.0,), 0.01))
+    chosen = []
+    for num_missed in (0, 100):
+        economy = Economy(PolicySettings(k_max=40), priced(feeding))
+        policy = make_policy(PolicySettings(policy="goodput", k_max=40, price="off"), priced(FREE))
+        nothing = drive(Plan(0, 0, 0, (), ()), [20] * 4, sure).report
+        first = Load(4, 0, num_cached_tokens=100_000)
+        economy.budget(first)
+        economy.observe(first, drive(policy.plan(first), [20] * 4, sure).report)
+        for _ in range(num_missed):
+            economy.observe(first._replace(num_prompt_tokens=500), nothing)
+        chosen.append(economy.budget(first._replace(step=50)).k_max)
+    assert chosen[0] > 0 == chosen[1]
 
 
 def test_k_max_ends_where_the_curve_steps_up() -> None:
@@ -63,11 +107,11 @@ def test_k_max_changes_at_most_once_per_hold_unless_the_batch_moves() -> None:
     policy = make_policy(PolicySettings(policy="goodput", k_max_rule="auto", k_max=40), priced(STAIRS))
     report = drive(policy.plan(Load(2, 0)), [20] * 2, sure).report
     changes = []
-    previous = economy.k_max(Load(2, 0))
+    previous = economy.budget(Load(2, 0)).k_max
     for step in range(1, 400):
         flickering = replace(report, seen=report.seen if step % 3 else Seen.concat([]))
         economy.observe(Load(2, step), flickering)
-        k_max = economy.k_max(Load(2, step + 1))
+        k_max = economy.budget(Load(2, step + 1)).k_max
         if k_max not in (previous, 40):  # 40: a probe
             changes.append(step)
             previous = k_max
@@ -78,28 +122,30 @@ def test_a_batch_that_moves_by_a_quarter_is_answered_at_once() -> None:
     economy = Economy(PolicySettings(policy="goodput", k_max_rule="auto", k_max=40), priced(STAIRS))
     policy = make_policy(PolicySettings(policy="goodput", k_max=40), priced(STAIRS))
     for step in range(20):
-        economy.k_max(Load(2, step))
+        economy.budget(Load(2, step))
         economy.observe(Load(2, step), drive(policy.plan(Load(2, step)), [20] * 2, sure).report)
-    before = economy.k_max(Load(2, 20))
-    assert economy.k_max(Load(4, 21)) != before == 6
+    before = economy.budget(Load(2, 20)).k_max
+    assert economy.budget(Load(4, 21)).k_max != before == 6
 
 
 def test_without_a_cost_curve_there_is_no_economy() -> None:
     for changes in ({}, {"price": "off"}):
         economy = Economy(PolicySettings(k_max_rule="auto", k_max=7, **changes), priced(None if not changes else FREE))  # type: ignore[arg-type]
         assert economy.price(Load(3, 0), 7) is None
-    assert Economy(PolicySettings(k_max_rule="auto", k_max=7), priced(None)).k_max(Load(3, 0)) == 7
+    assert Economy(PolicySettings(k_max_rule="auto", k_max=7), priced(None)).budget(Load(3, 0)).k_max == 7
 
 
 def test_without_a_price_k_max_is_as_set() -> None:
     assert set(run(DEAR, 4, 40, price="off")) == {40}
 
 
-def test_prompt_chunks_and_context_are_in_the_price() -> None:
+def test_prompt_chunks_and_cached_tokens_are_in_the_price() -> None:
     economy = Economy(PolicySettings(), priced(STAIRS))
-    price = economy.price(Load(2, 0, num_prompt_tokens=4, context=500.0), 3)
+    price = economy.price(Load(2, 0, num_prompt_tokens=4, num_cached_tokens=500), 3)
     assert price is not None
-    assert price.verify_seconds == pytest.approx([1.15, 1.15, 1.15, 3.0])
+    alone, beside = 1 + 0.15 * 1 / 7, [1 + 0.15 * 5 / 7, 1 + 0.15 * 6 / 7, 1.15, 3.0]  # 2 roots; 6 to 9 tokens
+    assert price.verify_seconds == pytest.approx([alone + seconds - beside[0] for seconds in beside])
+    assert price.prompt_seconds == pytest.approx(beside[0] - alone)
     assert price.base_tokens == 2.0
 
 
@@ -116,7 +162,7 @@ def test_no_policy_under_any_load_exceeds_the_k_max_that_was_set(
 ) -> None:
     policy = make_policy(PolicySettings(policy=name, k_max_rule="auto", k_max=k_max), priced(cost))  # type: ignore[arg-type]
     for step, num_requests in enumerate(batches):
-        load = Load(num_requests, step, num_prompt_tokens=step % 5, context=10.0 * step)
+        load = Load(num_requests, step, num_prompt_tokens=step % 5, num_cached_tokens=10 * step)
         plan = policy.plan(load)
         driven = drive(plan, [5] * num_requests, scattered(seed + step))
         assert sum(driven.outcome.num_nodes) <= plan.k_max <= k_max

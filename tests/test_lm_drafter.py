@@ -285,7 +285,7 @@ def test_after_a_break_it_drafts_as_if_there_had_been_none() -> None:
     request = Request("a", random_prompt(20), SamplingParams(max_new_tokens=90, temperature=0.0, ignore_eos=True))
     loop.add(request)
     while loop.has_work:
-        loop.policy = on if len(request.output_ids) // 20 % 2 else off
+        loop.scheduler.policy = on if len(request.output_ids) // 20 % 2 else off
         loop.step()
     assert set(request.stats.accepted_lengths) <= {0, 1, 2, 3, 4}
     assert request.stats.num_accepted == request.stats.num_verified > 20

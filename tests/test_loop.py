@@ -136,7 +136,7 @@ def test_a_drafter_that_skipped_steps_catches_up() -> None:
     request = Request("a", (3, 4, 5) * 6, replace(GREEDY, max_new_tokens=60))
     loop.add(request)
     while loop.has_work:
-        loop.policy = off if len(request.output_ids) < 30 else on
+        loop.scheduler.policy = off if len(request.output_ids) < 30 else on
         loop.step()
     expected = Request("b", request.prompt_ids, request.params)
     run(tiny_loop(target, NGramDrafter(), policy="off"), [expected])

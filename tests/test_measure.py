@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from echo_sched.engine.kv import KVCache, KVShape
-from echo_sched.engine.measure import NUM_WARM_UPS, longest_context, measure_forward
+from echo_sched.engine.measure import NUM_WARM_UPS, measure_forward, most_cached
 from echo_sched.tree import SuperTree
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ class ScriptedMachine:
     def forward(self, tree: SuperTree) -> None:
         self.trees.append(tree)
         slow_spell = 10.0 if len(self.trees) in (1, 2, 3, 20) else 1.0
-        self.now += slow_spell * (0.5 + tree.num_rows + int(tree.base_len[0]) / 1000)
+        self.now += slow_spell * (0.5 + tree.num_rows + int(tree.base_len.sum()) / 1000)
 
 
 def cache(num_slots: int = 4, max_len: int = 64) -> KVCache:
@@ -33,22 +33,26 @@ def cache(num_slots: int = 4, max_len: int = 64) -> KVCache:
 def test_medians_are_the_true_cost_in_spite_of_slow_spells() -> None:
     machine, kv = ScriptedMachine(), cache()
     curve = measure_forward(
-        machine.forward, kv, CPU, num_tokens=(1, 8, 32), contexts=(10, 40), num_repeats=5, clock=machine.clock
+        machine.forward, kv, CPU, num_tokens=(1, 8, 32), cached_tokens=(10, 40), num_repeats=5, clock=machine.clock
     )
-    expected = [[0.5 + rows + context / 1000 for context in (10, 40)] for rows in (1, 8, 32)]
+    expected = [[0.5 + rows + cached / 1000 for cached in (10, 40)] for rows in (1, 8, 32)]
     assert [list(row) for row in curve.seconds] == [pytest.approx(row) for row in expected]
     assert all(spread >= 0.0 for row in curve.spread for spread in row)
-    assert (curve.num_tokens, curve.context) == ((1, 8, 32), (10, 40))
+    assert (curve.num_tokens, curve.cached_tokens) == ((1, 8, 32), (10, 40))
 
 
-def test_rows_are_spread_over_requests_behind_the_context() -> None:
-    machine, kv = ScriptedMachine(), cache(num_slots=3)
-    measure_forward(machine.forward, kv, CPU, num_tokens=(1, 6, 32), contexts=(16,), num_repeats=1, clock=machine.clock)
-    shapes = {tree.num_rows: tree for tree in machine.trees}
-    assert {rows: len(tree.slot) for rows, tree in shapes.items()} == {1: 1, 6: 2, 32: 3}
-    for rows, tree in shapes.items():
-        assert set(tree.base_len) == {16}
-        assert len(tree.logit_row) == rows
+def test_rows_and_cached_tokens_are_spread_over_as_many_requests_as_have_a_typical_context() -> None:
+    machine, kv = ScriptedMachine(), cache(num_slots=5, max_len=600)
+    sizes = {"num_tokens": (1, 6, 32), "cached_tokens": (16, 1000)}
+    measure_forward(machine.forward, kv, CPU, **sizes, num_repeats=1, clock=machine.clock)
+    shapes = {(tree.num_rows, int(tree.base_len.sum())): sorted(tree.base_len) for tree in machine.trees}
+    assert shapes == {
+        (1, 16): [16], (6, 16): [16], (32, 16): [16],
+        (2, 1000): [500, 500],  # no request has room for all, so there is a second row
+        (6, 1000): [250] * 4, (32, 1000): [250] * 4,
+    }  # fmt: skip
+    for tree in machine.trees:
+        assert len(tree.logit_row) == tree.num_rows
         assert int(tree.position.max()) < kv.max_len
 
 
@@ -56,7 +60,7 @@ def test_repeats_are_interleaved_and_progress_reaches_the_total() -> None:
     machine, kv = ScriptedMachine(), cache()
     progress: list[tuple[int, int]] = []
     measure_forward(
-        machine.forward, kv, CPU, num_tokens=(1, 2), contexts=(8,), num_repeats=4,
+        machine.forward, kv, CPU, num_tokens=(1, 2), cached_tokens=(8,), num_repeats=4,
         report=lambda done, total: progress.append((done, total)), clock=machine.clock,
     )  # fmt: skip
     rows = [tree.num_rows for tree in machine.trees]
@@ -70,14 +74,16 @@ def test_slots_are_free_again_even_after_a_failed_forward() -> None:
 
     kv = cache()
     with pytest.raises(RuntimeError):
-        measure_forward(fail, kv, CPU, num_tokens=(1,), contexts=(8,), num_repeats=1)
+        measure_forward(fail, kv, CPU, num_tokens=(1,), cached_tokens=(8,), num_repeats=1)
     kv.check_integrity({})
 
 
-def test_longest_context_is_the_last_that_fits() -> None:
+def test_most_cached_is_the_last_that_fits() -> None:
     kv, machine = cache(num_slots=2, max_len=32), ScriptedMachine()
-    longest = longest_context(kv.num_slots, kv.max_len, 16)
-    measure_forward(machine.forward, kv, CPU, num_tokens=(16,), contexts=(longest,), num_repeats=1, clock=machine.clock)
+    most = most_cached(kv.num_slots, kv.max_len, 16)
+    measure_forward(
+        machine.forward, kv, CPU, num_tokens=(16,), cached_tokens=(most,), num_repeats=1, clock=machine.clock
+    )
     assert int(machine.trees[-1].position.max()) == kv.max_len - 1
     with pytest.raises(AssertionError):
-        measure_forward(machine.forward, kv, CPU, num_tokens=(16,), contexts=(longest + 1,), num_repeats=1)
+        measure_forward(machine.forward, kv, CPU, num_tokens=(16,), cached_tokens=(most + 1,), num_repeats=1)

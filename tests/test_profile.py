@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_sched.errors import ProfileError
-from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 
 VALID: dict[str, Any] = {
-    "schema_version": 2,
+    "schema_version": 3,
     "model": {"name": "tiny", "fingerprint": "abc"},
     "drafter": {"name": "ngram", "fingerprint": None},
     "target_depth": 2,
@@ -44,9 +44,14 @@ VALID: dict[str, Any] = {
     ],
     "cost": {
         "num_tokens": [1, 8, 32],
-        "context": [0, 100],
+        "cached_tokens": [0, 100],
         "seconds": [[1.0, 2.0], [3.0, 5.0], [4.0, 8.0]],
-        "draft_level_seconds": 0.001,
+        "drafting": {
+            "num_requests": [1, 16],
+            "start_seconds": [0.001, 0.002],
+            "level_seconds": [0.001, 0.004],
+            "pair_seconds": 0.0001,
+        },
         "machine": {"cpu": "any"},
     },
     "provenance": {"seed": 0},
@@ -83,7 +88,7 @@ def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> No
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (changed("schema_version", to=1), "schema_version must be 2, got 1"),
+        (changed("schema_version", to=1), "schema_version must be 3, got 1"),
         (changed("schema_version", to=True), "schema_version"),
         (changed("target_depth", to=0), "target_depth"),
         (changed("target_depth", to=2.0), "target_depth must be an integer"),
@@ -113,7 +118,18 @@ def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> No
         (changed("cost", "seconds", 0, 0, to="1"), "cost.seconds must hold finite numbers"),
         (changed("cost", "num_tokens", to=[1, 32, 8]), "cost.num_tokens must ascend"),
         (changed("cost", "num_tokens", to=[1, 8.5, 32]), "cost.num_tokens must be a list of integers"),
-        (changed("cost", "context", to=[]), "cost.context must ascend"),
+        (changed("cost", "cached_tokens", to=[]), "cost.cached_tokens must ascend"),
+        (changed("cost", "drafting", to=0.1), "cost.drafting must be an object"),
+        (
+            changed("cost", "drafting", "num_requests", to=[0, 16]),
+            "cost.drafting.num_requests must ascend from at least 1",
+        ),
+        (changed("cost", "drafting", "start_seconds", to=[0.1]), "drafting.start_seconds must hold one number per"),
+        (
+            changed("cost", "drafting", "level_seconds", to=[0.1, -0.1]),
+            "drafting.level_seconds must be finite and not neg",
+        ),
+        (changed("cost", "drafting", "pair_seconds", to=-1), "cost.drafting.pair_seconds must be a number in"),
         (changed("provenance", to=[]), "provenance must be an object"),
         ([VALID], "the document must be an object"),
     ],
@@ -191,28 +207,35 @@ def test_another_model_or_drafter_is_refused_naming_both() -> None:
         check_profile(head, Identity("tiny", "abc"), Identity("eagle3", "e2"))
 
 
-TABLE = CostTable((1, 8, 32), (0, 100), ((1.0, 2.0), (3.0, 5.0), (4.0, 8.0)), 0.001, {})
+FREE = DraftingCost.constant(0.0)
+TABLE = CostTable((1, 8, 9, 32), (0, 100), ((1.0, 2.0), (1.0, 2.0), (4.0, 8.0), (8.6, 9.0)), FREE, {})
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "context", "seconds"),
+    ("num_tokens", "cached_tokens", "seconds"),
     [
         (1, 0, 1.0),
-        (2, 0, 3.0),  # the next tier up: a step, not a slope
-        (8, 0, 3.0),
-        (9, 0, 4.0),
-        (8, 50, 4.0),  # linear in context
-        (8, 200, 7.0),  # along the last segment
-        (33, 0, 8.0),  # two forwards of the largest tier
-        (65, 100, 24.0),
+        (8, 0, 1.0),
+        (9, 0, 4.0),  # a step whose sides were both measured stays one
+        (10, 0, 4.2),  # elsewhere linear
+        (8, 50, 1.5),
+        (8, 200, 3.0),  # beyond what was measured as fast as all the way to there
+        (63, 0, 16.2),
     ],
 )
-def test_cost_steps_in_tokens_and_is_linear_in_context(num_tokens: int, context: float, seconds: float) -> None:
-    assert TABLE.seconds_for(num_tokens, context) == pytest.approx(seconds)
+def test_cost_is_linear_between_what_was_measured(num_tokens: int, cached_tokens: float, seconds: float) -> None:
+    assert TABLE.seconds_for(num_tokens, cached_tokens) == pytest.approx(seconds)
 
 
-def test_cost_with_one_context_or_a_falling_last_segment() -> None:
-    assert CostTable((1,), (64,), ((2.0,),), 0.0, {}).seconds_for(1, 1000) == 2.0
-    noisy = CostTable((1,), (10, 20), ((2.0, 1.0),), 0.0, {})
+def test_cost_with_one_column_or_a_falling_last_segment() -> None:
+    assert CostTable((1,), (64,), ((2.0,),), FREE, {}).seconds_for(1, 1000) == 2.0
+    noisy = CostTable((1,), (10, 20), ((2.0, 1.0),), FREE, {})
     assert noisy.seconds_for(1, 0) == 2.0
     assert noisy.seconds_for(1, 1000) == 1.0
+
+
+def test_drafting_costs_by_batch() -> None:
+    drafting = DraftingCost((4, 8), (1.0, 1.0), (2.0, 6.0), 0.5)
+    assert [drafting.start(size) for size in (1, 6, 99)] == [1.0, 1.0, 1.0]
+    assert [drafting.level(size) for size in (1, 4, 6, 8, 12)] == [2.0, 2.0, 4.0, 6.0, 10.0]
+    assert [DraftingCost.constant(0.3).level(size) for size in (1, 64)] == [0.3, 0.3]

@@ -83,7 +83,7 @@ def test_after_200_steps_without_drafting_it_drafts_as_well_as_ever(loop: Decode
         lengths: list[int] = []
         while chains.has_work:
             before = [(len(request.output_ids), request.stats.num_accepted) for request in served]
-            chains.policy = on if min(length for length, _ in before) >= first_draft else off
+            chains.scheduler.policy = on if min(length for length, _ in before) >= first_draft else off
             chains.step()
             lengths += [
                 request.stats.num_accepted - accepted

@@ -8,7 +8,8 @@ import pytest
 
 from calibration.trace import OfferTrace, read_trace, write_trace
 from echo_sched import cli
-from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.cost import KEYS, CostTable
+from echo_sched.scheduler.fields import Fields
 from echo_sched.scheduler.profile import load_profile
 from tests.tiny_models import WORDS, save_tiny_model
 
@@ -25,7 +26,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     profile, trace = folder / "profile.json", folder / "trace.jsonl.gz"
     flags = ["--max-new-tokens", "12", "--max-depth", "3", "--branching", "2", "--max-model-len", "96", "--concurrency"]
     words = ["calibrate", folder / "data.jsonl", "--out", profile, "--trace", trace, "--model", folder / "model"]
-    costs = ["--cost-tokens", "1,8,32", "--cost-contexts", "16", "--cost-repeats", "1"]
+    costs = ["--cost-tokens", "1,8,32", "--cost-cached", "16", "--cost-repeats", "1"]
     assert cli.main([*map(str, words), *flags, "3", *costs]) == 0
     return profile, trace
 
@@ -80,14 +81,9 @@ def test_the_example_curves_are_clocks(name: str, calibrated: tuple[Path, Path],
 def test_the_synthetic_curves_tell_machines_apart() -> None:
     """Sixteen tokens: free beside one on the one, in proportion on the other."""
     flat, proportional = (
-        CostTable(
-            *(tuple(map(tuple, data[key])) if key == "seconds" else tuple(data[key]) for key in keys),
-            data["draft_level_seconds"], data["machine"],
-        )
-        for keys in [("num_tokens", "context", "seconds")]
-        for data in (json.loads((EXAMPLES / f"synthetic_{name}.json").read_text())
-                     for name in ("flat_then_linear", "proportional"))
-    )  # fmt: skip
+        CostTable.from_json(Fields(json.loads((EXAMPLES / f"synthetic_{name}.json").read_text()), "", KEYS))
+        for name in ("flat_then_linear", "proportional")
+    )
     assert flat.seconds_for(16, 0) < 1.05 * flat.seconds_for(1, 0)
     assert proportional.seconds_for(256, 0) > 10 * proportional.seconds_for(16, 0)
     assert flat.seconds_for(2048, 0) > 7 * flat.seconds_for(256, 0)

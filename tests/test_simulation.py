@@ -15,7 +15,7 @@ from calibration.simulate.simulation import SimulatedRun, Simulation
 from calibration.trace import OfferTrace, TracedRequest, TraceHeader
 from echo_sched.arms import parse_arms
 from echo_sched.config import EngineConfig
-from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity
 from echo_sched.scheduler.starting_values import built_in_profile
@@ -25,7 +25,7 @@ from tests.fakes import ScriptedDrafter
 from tests.loops import STAIRS, run, tiny_loop, tiny_target
 from tests.tiny_models import VOCAB_SIZE, random_prompt
 
-PLAIN = CostTable((1, 2, 3, 4, 8), (0,), ((1.0,), (2.0,), (3.0,), (4.0,), (8.0,)), 0.5, {})
+PLAIN = CostTable((1, 2, 3, 4, 8), (0,), ((1.0,), (2.0,), (3.0,), (4.0,), (8.0,)), DraftingCost.constant(0.5), {})
 ANSWERS = ((5, 6, 7, 8, 9), (1, 2, 3), (4,))  # of three requests with prompts of 2, 1 and 1 tokens
 
 
@@ -197,7 +197,9 @@ def test_the_simulator_takes_the_real_engines_steps(
 ) -> None:
     """Same policy, cost table and arrival order: every step has the same plan, nodes and tokens."""
     target, drafter, trace = engine_and_trace
-    shape = EngineConfig(max_depth=5, branching=3, drafter="ngram", k_max=24, max_batch_size=4, chunk_tokens=7)
+    shape = EngineConfig(
+        max_depth=5, branching=3, drafter="ngram", k_max=24, max_batch_size=4, chunk_tokens=7, explore=0
+    )  # the simulator drives policies alone, and they never explore
     config = parse_arms(arm, shape)[-1].config
     loop = tiny_loop(target, drafter, cost=STAIRS, **config.model_dump())
     for request in answers(7):

@@ -2,7 +2,8 @@
 
 Closed loop, as `bench compare` runs: a request that ends is followed by the next at once. A step is that of
 loop/decode.py without its tensors: admit, choose prompt chunks, plan, grow, accept, emit; it takes
-T(B + P + K, L) + levels * seconds of a level. Knows nothing of files and of what is made of the numbers.
+T(B + P + K, C), and where it drafts also its start, its levels, and feeding what those who draft committed since they
+last did. Knows nothing of files and of what is made of the numbers.
 """
 
 from collections import deque
@@ -61,6 +62,7 @@ class _Request:
     admitted_at: float
     num_computed: int = 0
     num_output: int = 0
+    num_fed: int = 0  # committed tokens that the drafter knows
 
     @property
     def prompt_left(self) -> int:
@@ -114,10 +116,14 @@ class Simulation:
         plan = self._policy.plan(load)
         pools = np.array([self._recorded.pool_of(r.index, r.num_output) for r in decoding], np.int64)
         caps = np.array([r.traced.max_new_tokens - r.num_output - 1 for r in decoding], np.int64)
+        caps = plan.drafting_caps(
+            caps, np.array([r.traced.num_prompt_tokens + r.num_output for r in decoding], np.int64)
+        )
         accepted, report, num_cut = replay_step(self._recorded, pools, plan, caps, self._max_children)
         num_verified = int(report.num_nodes.sum())
-        num_rows = load.num_requests + load.num_prompt_tokens + num_verified
-        seconds = self._cost.seconds_for(num_rows, load.context) + report.num_levels * self._cost.draft_level_seconds
+        seconds = self._cost.seconds_for(
+            load.num_requests + load.num_prompt_tokens + num_verified, load.num_cached_tokens
+        ) + self._drafting_seconds([r for r, cap in zip(decoding, caps, strict=True) if cap > 0], report.num_levels)
         num_emitted = self._emit(decoding, accepted, chunks)
         self._policy.observe(load, report)
         self._clock += seconds
@@ -135,6 +141,16 @@ class Simulation:
             num_cut,
         )
 
+    def _drafting_seconds(self, drafting: list[_Request], num_levels: int) -> float:
+        """Seconds of drafting, all requests that may draft being fed."""
+        if num_levels == 0:
+            return 0.0
+        num_fed = sum(request.num_computed - request.num_fed for request in drafting)
+        for request in drafting:
+            request.num_fed = request.num_computed
+        cost, size = self._cost.drafting, len(drafting)
+        return cost.start(size) + num_levels * cost.level(size) + num_fed * cost.pair_seconds
+
     def _admit(self) -> None:
         for _ in range(num_admitted(len(self._waiting), self._concurrency - len(self._running))):
             index = self._waiting.popleft()
@@ -146,8 +162,8 @@ class Simulation:
         return [(request, size) for request, size in zip(prefilling, sizes, strict=True) if size]
 
     def _load(self, decoding: list[_Request], chunks: list[tuple[_Request, int]]) -> Load:
-        context = sum(request.num_computed for request in decoding) / max(len(decoding), 1)
-        return Load(len(decoding), self._num_steps, sum(size for _, size in chunks), context)
+        cached = sum(request.num_computed for request in (*decoding, *(request for request, _ in chunks)))
+        return Load(len(decoding), self._num_steps, sum(size for _, size in chunks), cached)
 
     def _emit(self, decoding: list[_Request], accepted: IntArray, chunks: list[tuple[_Request, int]]) -> int:
         """Tokens of this step: the accepted and a bonus, unless the answer ends before it; the first, from a prompt."""

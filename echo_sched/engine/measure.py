@@ -1,4 +1,4 @@
-"""The cost curve T(N, L) of this machine: seconds of one packed forward for N rows at context L.
+"""The cost curve T(N, C) of this machine: seconds of one packed forward for N rows, C tokens being cached in all.
 
 Measured, not modelled: medians of interleaved repeats, with their spread, as they come (jagged where the machine is).
 Making the curve monotone and storing it is calibration's work. Knows nothing of requests' text, policies or profiles.
@@ -17,15 +17,15 @@ from echo_sched.engine.kernels import computes_bfloat16
 from echo_sched.engine.kv import KVCache
 from echo_sched.tree import Segment, SuperTree, pack
 
-ROWS_PER_REQUEST = 4  # a root and three nodes: T(N, L) depends a little on how N is spread over requests
+TYPICAL_CONTEXT = 256  # cached tokens of a request: how many requests C stands for, as far as rows and slots allow
 NUM_WARM_UPS = 1  # the first run of a shape allocates and, on some devices, chooses kernels
 
 
 class CostCurve(NamedTuple):
-    """seconds[n][c] is the median, spread[n][c] the interquartile range, for num_tokens[n] rows at context[c]."""
+    """seconds[n][c] is the median, spread[n][c] the interquartile range; num_tokens[n] rows, cached_tokens[c]."""
 
     num_tokens: tuple[int, ...]
-    context: tuple[int, ...]
+    cached_tokens: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     spread: tuple[tuple[float, ...], ...]
     measured_on: dict[str, Any]  # JSON-able: device, torch build, number of threads
@@ -36,24 +36,24 @@ def measure_cost(
     *,
     max_model_len: int,
     num_tokens: Sequence[int],
-    contexts: Sequence[int],
+    cached_tokens: Sequence[int],
     num_repeats: int,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> CostCurve:
     """The curve of an idle target, at those of `num_tokens` rows that fit a model length of `max_model_len` tokens.
 
-    Contexts longer than what leaves room for the rows are replaced by the longest that does.
+    Of `cached_tokens`, those count that leave room for the rows; where none does, the most that does.
     """
     slots = target.kv.num_slots
-    fitting = [rows for rows in num_tokens if longest_context(slots, max_model_len, rows) >= 1]
+    fitting = [rows for rows in num_tokens if most_cached(slots, max_model_len, rows) >= 1]
     assert fitting, "one row fits behind one token in every model length"
-    longest = min(longest_context(slots, max_model_len, rows) for rows in fitting)
+    most = min(most_cached(slots, max_model_len, rows) for rows in fitting)
     return measure_forward(
         target.forward,
         target.kv,
         target.device,
         num_tokens=fitting,
-        contexts=sorted({min(context, longest) for context in contexts}),
+        cached_tokens=sorted({cached for cached in cached_tokens if cached <= most} or {most}),
         num_repeats=num_repeats,
         report=report,
     )
@@ -65,21 +65,21 @@ def measure_forward(
     device: torch.device,
     *,
     num_tokens: Sequence[int],
-    contexts: Sequence[int],
+    cached_tokens: Sequence[int],
     num_repeats: int,
     report: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:
-    """Time `forward` for every (N, L), interleaved, so that a slow spell of the machine hits all shapes alike.
+    """Time `forward` for every (N, C), interleaved, so that a slow spell of the machine hits all shapes alike.
 
     All slots of `kv` must be free; they are free again afterwards, their contents are undefined. `report(done, total)`
     follows the runs.
     """
     assert num_repeats >= 1 and kv.num_free == kv.num_slots, "costs are measured on an idle engine"
-    assert all(max(contexts) <= longest_context(kv.num_slots, kv.max_len, rows) for rows in num_tokens), "must fit"
+    assert all(max(cached_tokens) <= most_cached(kv.num_slots, kv.max_len, rows) for rows in num_tokens), "must fit"
     slots = [kv.allocate() for _ in range(kv.num_slots)]
-    shapes = [(rows, context) for rows in num_tokens for context in contexts]
-    trees = {shape: _tree(slots, *shape) for shape in shapes}
+    shapes = [(rows, cached) for rows in num_tokens for cached in cached_tokens]
+    trees = {shape: _tree(slots, *shape, kv.max_len) for shape in shapes}
     seconds: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
     order = random.Random(0)
     rounds = [shape for _ in range(NUM_WARM_UPS + num_repeats) for shape in order.sample(shapes, len(shapes))]
@@ -94,35 +94,43 @@ def measure_forward(
     finally:
         for slot in slots:
             kv.free(slot)
-    measured = [[seconds[rows, context][NUM_WARM_UPS:] for context in contexts] for rows in num_tokens]
+    measured = [[seconds[rows, cached][NUM_WARM_UPS:] for cached in cached_tokens] for rows in num_tokens]
     return CostCurve(
         tuple(num_tokens),
-        tuple(contexts),
+        tuple(cached_tokens),
         tuple(tuple(float(np.median(runs)) for runs in row) for row in measured),
         tuple(tuple(_spread(runs) for runs in row) for row in measured),
         device_facts(device),
     )
 
 
-def longest_context(num_slots: int, max_len: int, num_tokens: int) -> int:
-    """The longest context behind which `num_tokens` rows, spread over requests, end within `max_len` tokens each."""
-    return max_len - -(-num_tokens // _num_requests(num_slots, num_tokens))
+def most_cached(num_slots: int, max_len: int, num_tokens: int) -> int:
+    """The most cached tokens behind which `num_tokens` rows, spread over all slots, end within `max_len` each."""
+    return num_slots * (max_len - -(-num_tokens // num_slots))
 
 
-def _num_requests(num_slots: int, num_tokens: int) -> int:
-    return min(num_slots, -(-num_tokens // ROWS_PER_REQUEST))
+def _tree(slots: Sequence[int], num_tokens: int, cached_tokens: int, max_len: int) -> SuperTree:
+    """`num_tokens` rows as chains of nearly equal length, on requests that share the cached tokens nearly equally.
 
-
-def _tree(slots: Sequence[int], num_tokens: int, context: int) -> SuperTree:
-    """`num_tokens` rows as chains of nearly equal length, each behind `context` cached tokens; logits for every row."""
-    num_requests = _num_requests(len(slots), num_tokens)
-    lengths = [num_tokens // num_requests + (index < num_tokens % num_requests) for index in range(num_requests)]
+    As many requests as have a typical context each, more where they would not fit; a row at least of each, so that few
+    rows behind very many cached tokens cost what that many requests do. Logits for every row.
+    """
+    num_requests = min(max(1, round(cached_tokens / TYPICAL_CONTEXT)), len(slots), num_tokens)
+    while -(-cached_tokens // num_requests) + -(-num_tokens // num_requests) > max_len:
+        num_requests += 1
+    lengths = _spread_over(max(num_tokens, num_requests), num_requests)
+    contexts = _spread_over(cached_tokens, num_requests)
     return pack(
         [
             Segment(slot, context, tokens=[0] * length, parents=range(-1, length - 1), num_logit_rows=length)
-            for slot, length in zip(slots, lengths, strict=False)
+            for slot, length, context in zip(slots, lengths, contexts, strict=False)
         ]
     )
+
+
+def _spread_over(total: int, parts: int) -> list[int]:
+    """[parts] numbers that add up to `total` and differ by one at most."""
+    return [total // parts + (index < total % parts) for index in range(parts)]
 
 
 def _spread(seconds: Sequence[float]) -> float:

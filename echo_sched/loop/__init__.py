@@ -7,6 +7,7 @@ intake.py     whether a request can be served at all
 emission.py   one more token for a request, and whether it ends there
 records.py    what a step did, in plain numbers
 phases.py     seconds per phase of a step
+live.py       scheduling settings that change while requests run
 facts.py      what is running, for people and for the server
 assembly.py   a loop from a config
 self_check.py whether a draft head fits the target

@@ -5,6 +5,7 @@ It makes what decode.py runs, and decides nothing per step.
 
 from dataclasses import replace
 
+from echo_sched.arms import LIVE_SETTINGS
 from echo_sched.config import AUTO_DRAFTER, EngineConfig
 from echo_sched.engine.accept import Sampler
 from echo_sched.engine.draft import Drafter, check_drafter, make_drafter
@@ -17,7 +18,7 @@ from echo_sched.fetch import resolve_model
 from echo_sched.heads import shipped_head, shipped_profile
 from echo_sched.loop.decode import DecodeLoop
 from echo_sched.loop.pricing import cost_here
-from echo_sched.loop.self_check import first_drafts, self_check
+from echo_sched.loop.self_check import self_check
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
 from echo_sched.scheduler.starting_values import built_in_profile
@@ -50,12 +51,11 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     loop = _loop(config, target, drafter, profile, recording=recording)
     if config.k_max == 0 or config.policy == "off":
         return loop
-    drafts = first_drafts(loop)
     if drafter.aux_layers:
-        self_check(loop, drafts.acceptance)
+        self_check(loop)
     if config.price == "off":
         return loop
-    priced = replace(profile, cost=cost_here(loop, profile.cost, drafts.level_seconds))
+    priced = replace(profile, cost=cost_here(loop, profile.cost))
     return _loop(config, target, drafter, priced, recording=recording)
 
 
@@ -65,7 +65,7 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
     Raises ConfigError, ProfileError.
     """
     config = resolve_drafter(config)
-    scheduling = set(PolicySettings.__dataclass_fields__) | {"profile", "max_batch_size", "chunk_tokens"}
+    scheduling = {*PolicySettings.__dataclass_fields__, *LIVE_SETTINGS, "profile", "max_batch_size", "chunk_tokens"}
     changed = {name for name, value in config if value != getattr(loop.config, name)} - scheduling
     if changed:
         raise ConfigError(f"a loaded target cannot change {', '.join(sorted(changed))}")

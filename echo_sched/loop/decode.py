@@ -5,12 +5,13 @@ acceptance. One thread calls it; streams and HTTP live elsewhere.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from echo_sched.arms import LIVE_SETTINGS
 from echo_sched.config import EngineConfig
 from echo_sched.engine.accept import Sampler
 from echo_sched.engine.draft import Drafter
@@ -23,13 +24,15 @@ from echo_sched.loop.emission import Output, begin_output, take_event
 from echo_sched.loop.facts import describe
 from echo_sched.loop.grow import grow_trees
 from echo_sched.loop.intake import check_request
+from echo_sched.loop.live import changed
 from echo_sched.loop.logprobs import add_logprobs, first_prompt_logprobs
 from echo_sched.loop.phases import PhaseClock
 from echo_sched.loop.records import StepOutcome, count, step_record
 from echo_sched.loop.rows import Chunk, chunk_segment, committed_features, slot_of, tree_segment
 from echo_sched.scheduler.admission import chunk_sizes, num_admitted
+from echo_sched.scheduler.live import LiveScheduler, Scheduling
 from echo_sched.scheduler.plan import Load
-from echo_sched.scheduler.policy import Policy
+from echo_sched.scheduler.policy import Policy, PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity, Profile
 from echo_sched.tree import Segment, pack
 from echo_sched.types import Request, StepRecord, TokenEvent
@@ -56,10 +59,14 @@ class DecodeLoop:
         self.config = config
         self.target = target
         self.drafter = drafter
-        self.policy = policy
         self.profile = profile
+        self.scheduler = LiveScheduler(
+            policy, profile, explore=config.explore, adapt=config.adapt == "on", seed=config.seed
+        )
         self.last_record: StepRecord | None = None
-        # A loop that will never draft asks the target for nothing more than its logits.
+        self._built = config
+        # A loop that will never draft asks the target for nothing more than its logits. One that may asks always, so
+        # that its drafter is ready whenever settings change.
         self._aux_layers = drafter.aux_layers if config.policy != "off" and config.k_max else ()
         self.recording = recording
         self.sampler = sampler
@@ -101,6 +108,11 @@ class DecodeLoop:
         return self.target.facts.max_model_len
 
     @property
+    def policy(self) -> Policy:
+        """The one in force."""
+        return self.scheduler.policy
+
+    @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
@@ -133,6 +145,21 @@ class DecodeLoop:
     def info(self) -> dict[str, Any]:
         """JSON-able facts about what is running."""
         return describe(self.config, self.target, self.profile)
+
+    # ---- live settings ----
+
+    def reschedule(self, changes: Mapping[str, Any]) -> None:
+        """Change scheduling settings (see live.py) from the next step on. Raises RequestError naming the setting."""
+        change = changed(self._built, self.config, self.scheduler.set_thresholds, changes)
+        policy = make_policy(PolicySettings.of(change.config), self.profile)
+        self.config = change.config
+        self.scheduler.change(policy, change.thresholds, explore=self.config.explore, adapt=self.config.adapt == "on")
+
+    @property
+    def scheduling(self) -> Scheduling:
+        """The settings that may change and what they have come to; a value of its own, for other threads to keep."""
+        settings = {name: getattr(self.config, name) for name in LIVE_SETTINGS}
+        return Scheduling(settings, self._built.k_max, self.scheduler.state)
 
     # ---- requests ----
 
@@ -174,7 +201,7 @@ class DecodeLoop:
             decoding = [request for request in self._running if request.decoding]
             chunks = self._choose_chunks(len(decoding))
             load = self._load(decoding, chunks)
-            plan = self.policy.plan(load)
+            plan = self.scheduler.plan(load)
         if not self._running:
             return []
         trees, report = grow_trees(
@@ -203,14 +230,14 @@ class DecodeLoop:
             self._num_steps, plan, decoding, trees, chunks, accepted[: len(decoding)], emitted, report
         )
         count(outcome)
-        self.policy.observe(load, report)
+        self.scheduler.observe(load, plan, report, [len(nodes) for nodes in outcome.accepted])
         self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self._events([request for request, _ in walks], emitted)
 
     def _load(self, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> Load:
-        context = sum(request.num_computed for request in decoding) / max(len(decoding), 1)
-        return Load(len(decoding), self._num_steps, sum(chunk.size for chunk in chunks), context)
+        cached = sum(request.num_computed for request in (*decoding, *(chunk.request for chunk in chunks)))
+        return Load(len(decoding), self._num_steps, sum(chunk.size for chunk in chunks), cached)
 
     def _admit(self) -> None:
         free = min(self.target.kv.num_free, self.config.max_batch_size - len(self._running))
@@ -265,7 +292,7 @@ class DecodeLoop:
         return logits[-1]
 
     def measure_cost(self, **shape: Any) -> CostCurve:
-        """Seconds of a packed forward by rows and context, on the idle target (see engine/measure.py)."""
+        """Seconds of a packed forward by rows and cached tokens, on the idle target (see engine/measure.py)."""
         assert not self.has_work
         return measure_cost(self.target, max_model_len=self.max_model_len, **shape)
 

@@ -26,7 +26,8 @@ def grow_trees(
     trees = [DraftTree() for _ in requests]
     # The last token a request may emit needs no draft, so a tree is never deeper than what is left minus one.
     caps = [r.num_remaining - 1 if r.params.speculation else 0 for r in requests]
-    allocation = Allocation(plan, np.array(caps, np.int64))
+    lengths = np.array([request.num_tokens for request in requests], np.int64)
+    allocation = Allocation(plan, plan.drafting_caps(np.array(caps, np.int64), lengths))
     growing = np.flatnonzero(allocation.active)
     frontier = Frontier(growing, np.full(growing.size, ROOT))
     if not allocation.done:

@@ -56,6 +56,7 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
         num_widened=int(report.num_widened.sum()),
         num_transferred=report.num_transferred,
         seconds=seconds,
+        explored=outcome.plan.explored,
         expected_accepted=None if outcome.plan.price is None else report.expected,
         expected_seconds=_expected_seconds(outcome),
         gate_readings=_gate_readings(outcome) if recording else (),
@@ -66,7 +67,7 @@ def step_record(outcome: StepOutcome, seconds: dict[str, float], *, recording: b
 
 def _expected_seconds(outcome: StepOutcome) -> float | None:
     price = outcome.plan.price
-    return None if price is None else float(price.verify_seconds[outcome.report.num_nodes.sum()])
+    return None if price is None else float(price.verify_seconds[outcome.report.num_nodes.sum()] + price.prompt_seconds)
 
 
 def _gate_readings(outcome: StepOutcome) -> tuple[GateReading, ...]:

@@ -1,12 +1,9 @@
-"""A few built-in prompts at start: does the draft head fit this target, and what does a level of drafting cost?
+"""A few built-in prompts at start: does the draft head fit this target?
 
 A head that reads the wrong hidden states or was made for another model loads and runs; it only never guesses right.
 """
 
 import logging
-from typing import NamedTuple
-
-import numpy as np
 
 from echo_sched.loop.decode import DecodeLoop
 from echo_sched.prompts import Prompt, encode_prompt
@@ -25,42 +22,9 @@ CHAIN = 3  # nodes per request
 MIN_ACCEPTANCE = 0.2  # of the first drafted token; heads that fit have 0.4 and more
 
 
-class FirstDrafts(NamedTuple):
-    """What became of the chains on the built-in prompts."""
-
-    acceptance: float | None  # share of chains whose first token was accepted; None where there were none
-    level_seconds: float  # of drafting, median over steps; 0 where there were none
-
-
-def first_drafts(loop: DecodeLoop) -> FirstDrafts:
-    """Run the prompts that fit the settings with one short chain each. The loop must be idle and may draft."""
-    config = loop.config
-    length = min(CHAIN, config.k_max)
-    batch = min(config.max_batch_size, config.k_max // length)
-    chain = {"policy": "static", "max_depth": length, "branching": 1, "price": "off", "k_max_rule": "fixed"}
-    chains = loop.with_policy(config.model_copy(update=chain | {"max_batch_size": batch}))
-    params = SamplingParams(max_new_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    requests = []
-    for number, text in enumerate(PROMPTS):
-        ids = encode_prompt(loop.tokenizer, Prompt(None, ({"role": "user", "content": text},), number, None))
-        if 0 < len(ids) <= loop.max_model_len - NUM_TOKENS:
-            requests.append(Request(f"self-check {number}", tuple(ids), params))
-            chains.add(requests[-1])
-    seconds = []
-    while chains.has_work:
-        chains.step()
-        assert chains.last_record is not None, "a step has just run"
-        if chains.last_record.num_levels:
-            seconds.append(chains.last_record.seconds["draft"] / chains.last_record.num_levels)
-    drafted = sum(request.stats.num_verified > 0 for request in requests)
-    num_chains = sum(request.stats.num_verify_steps for request in requests)
-    num_missed = sum(request.stats.accepted_lengths[0] for request in requests)
-    acceptance = 1.0 - num_missed / num_chains if drafted and num_chains else None
-    return FirstDrafts(acceptance, float(np.median(seconds)) if seconds else 0.0)
-
-
-def self_check(loop: DecodeLoop, acceptance: float | None) -> None:
-    """Warn, loudly and with the likely causes, when hardly any draft is accepted."""
+def self_check(loop: DecodeLoop) -> None:
+    """Warn, loudly and with the likely causes, when hardly any draft is accepted. The loop is idle and may draft."""
+    acceptance = first_acceptance(loop)
     if acceptance is None:
         logger.info("the draft head was not checked: no built-in prompt fits these settings")
     elif acceptance < MIN_ACCEPTANCE:
@@ -74,3 +38,25 @@ def self_check(loop: DecodeLoop, acceptance: float | None) -> None:
         )
     else:
         logger.info("draft head: %.0f %% of first drafted tokens are accepted on built-in prompts", 100 * acceptance)
+
+
+def first_acceptance(loop: DecodeLoop) -> float | None:
+    """Share of short chains whose first token was accepted, on the prompts that fit the settings; None without any."""
+    config = loop.config
+    length = min(CHAIN, config.k_max)
+    batch = min(config.max_batch_size, config.k_max // length)
+    chain = {"policy": "static", "max_depth": length, "branching": 1, "price": "off", "k_max_rule": "fixed"}
+    chains = loop.with_policy(config.model_copy(update=chain | {"max_batch_size": batch}))
+    params = SamplingParams(max_new_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    requests = []
+    for number, text in enumerate(PROMPTS):
+        ids = encode_prompt(loop.tokenizer, Prompt(None, ({"role": "user", "content": text},), number, None))
+        if 0 < len(ids) <= loop.max_model_len - NUM_TOKENS:
+            requests.append(Request(f"self-check {number}", tuple(ids), params))
+            chains.add(requests[-1])
+    while chains.has_work:
+        chains.step()
+    drafted = sum(request.stats.num_verified > 0 for request in requests)
+    num_chains = sum(request.stats.num_verify_steps for request in requests)
+    num_missed = sum(request.stats.accepted_lengths[0] for request in requests)
+    return 1.0 - num_missed / num_chains if drafted and num_chains else None

@@ -1,11 +1,18 @@
-"""T(N, L): what a packed forward of N tokens at context L costs on the machine at hand, as a measured table.
+"""What a step costs on the machine at hand, as measured tables: the packed forward, and drafting beside it.
 
-Keeps the steps of the measured curve: N is rounded up to the next measured tier, and no step is smoothed over. Stored
-in profiles; economy.py reads it. Does not know how to measure, nor whether the machine is still the one measured.
+    T(N, C)      one forward of N packed tokens while the requests in it have C tokens in their caches, all together
+    level(B)     drafting one level of B nodes
+    pair         feeding the drafter one committed token
+    start(B)     what else a step takes more that drafts for B requests: calls that take long for few rows too, and the
+                 host's work on trees
+
+Between measured numbers everything is linear: rounding up to the next measured one would invent steps (the first node
+would cost as much as a dozen). A kernel's own step stays a step where both of its sides were measured. Stored in
+profiles; economy.py reads it. Does not know how to measure, nor whether the machine is still the one measured.
 """
 
 import math
-from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,7 +23,60 @@ from echo_sched.errors import ProfileError
 from echo_sched.scheduler.fields import Fields, is_number
 from echo_sched.tree import FloatArray
 
-KEYS = ("num_tokens", "context", "seconds", "draft_level_seconds", "machine")
+KEYS = ("num_tokens", "cached_tokens", "seconds", "drafting", "machine")
+DRAFTING_KEYS = ("num_requests", "start_seconds", "level_seconds", "pair_seconds")
+
+
+@dataclass(frozen=True)
+class DraftingCost:
+    """Measured seconds of drafting. Raises ProfileError, naming the field, for an impossible table."""
+
+    num_requests: tuple[int, ...]  # [batches] ascending
+    start_seconds: tuple[float, ...]  # [batches]
+    level_seconds: tuple[float, ...]  # [batches]
+    pair_seconds: float  # per committed token that the drafter is fed
+
+    def __post_init__(self) -> None:
+        _check_ascending("drafting.num_requests", self.num_requests, 1)
+        for name in ("start_seconds", "level_seconds"):
+            values = getattr(self, name)
+            if len(values) != len(self.num_requests):
+                raise ProfileError(f"cost.drafting.{name} must hold one number per num_requests")
+            if not all(math.isfinite(value) and value >= 0 for value in values):
+                raise ProfileError(f"cost.drafting.{name} must be finite and not negative")
+        if not (math.isfinite(self.pair_seconds) and self.pair_seconds >= 0):
+            raise ProfileError("cost.drafting.pair_seconds must be finite and not negative")
+
+    @staticmethod
+    def constant(level_seconds: float) -> "DraftingCost":
+        """A level takes so long whatever its size, and nothing else takes any time."""
+        return DraftingCost((1,), (0.0,), (level_seconds,), 0.0)
+
+    def start(self, num_requests: int) -> float:
+        """Seconds of a step that drafts, beyond its forward, its levels and feeding."""
+        return float(_read(self.num_requests, self.start_seconds, num_requests))
+
+    def level(self, num_requests: int) -> float:
+        """Seconds of one level with a node of each request."""
+        return float(_read(self.num_requests, self.level_seconds, num_requests))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_requests": list(self.num_requests),
+            "start_seconds": list(self.start_seconds),
+            "level_seconds": list(self.level_seconds),
+            "pair_seconds": self.pair_seconds,
+        }
+
+    @staticmethod
+    def from_json(fields: Fields) -> "DraftingCost":
+        """Raises ProfileError naming the key."""
+        return DraftingCost(
+            num_requests=_integers(fields, "num_requests"),
+            start_seconds=fields.numbers("start_seconds"),
+            level_seconds=fields.numbers("level_seconds"),
+            pair_seconds=fields.number("pair_seconds"),
+        )
 
 
 @dataclass(frozen=True)
@@ -24,62 +84,40 @@ class CostTable:
     """Measured seconds. Raises ProfileError, naming the field, for an impossible table."""
 
     num_tokens: tuple[int, ...]  # [tiers] ascending
-    context: tuple[int, ...]  # [lengths] ascending; tokens already in each request's cache
-    seconds: tuple[tuple[float, ...], ...]  # [tiers][lengths], each above 0
-    draft_level_seconds: float  # one drafter call for one level of all trees
+    cached_tokens: tuple[int, ...]  # [loads] ascending; in the caches of all requests of the step together
+    seconds: tuple[tuple[float, ...], ...]  # [tiers][loads], each above 0
+    drafting: DraftingCost
     machine: dict[str, Any]
 
     def __post_init__(self) -> None:
-        for name, values, minimum in (("num_tokens", self.num_tokens, 1), ("context", self.context, 0)):
-            if not values or values[0] < minimum or any(low >= high for low, high in pairwise(values)):
-                raise ProfileError(f"cost.{name} must ascend from at least {minimum}, got {list(values)}")
+        _check_ascending("num_tokens", self.num_tokens, 1)
+        _check_ascending("cached_tokens", self.cached_tokens, 0)
         shape = [len(row) for row in self.seconds]
-        if shape != [len(self.context)] * len(self.num_tokens):
-            raise ProfileError("cost.seconds must hold one row per num_tokens and one column per context")
+        if shape != [len(self.cached_tokens)] * len(self.num_tokens):
+            raise ProfileError("cost.seconds must hold one row per num_tokens and one column per cached_tokens")
         if not all(math.isfinite(second) and second > 0 for row in self.seconds for second in row):
             raise ProfileError("cost.seconds must be finite and above 0")
-        if not (math.isfinite(self.draft_level_seconds) and self.draft_level_seconds >= 0):
-            raise ProfileError("cost.draft_level_seconds must be finite and not negative")
 
-    def seconds_for(self, num_tokens: int, context: float) -> float:
-        """Seconds of one forward of `num_tokens` packed tokens when requests have `context` tokens behind them.
+    def seconds_for(self, num_tokens: int, cached_tokens: float) -> float:
+        """Seconds of one forward of `num_tokens` packed tokens, linear between what was measured.
 
-        A step function of num_tokens (next measured tier; beyond the last one, as many forwards of the last tier as it
-        takes), linear in context between measured lengths, level below the first and along the last segment beyond the
-        last.
+        Level below the first measured number; beyond the last one it goes on as it rose from the first to the last.
         """
-        assert num_tokens >= 1 and context >= 0
-        largest = self.num_tokens[-1]
-        if num_tokens > largest:
-            return math.ceil(num_tokens / largest) * self._at_context(len(self.num_tokens) - 1, context)
-        return self._at_context(bisect_left(self.num_tokens, num_tokens), context)
+        return float(self.curve(num_tokens, num_tokens, cached_tokens)[0])
 
-    def curve(self, lowest: int, highest: int, context: float) -> FloatArray:
-        """`seconds_for` of lowest, lowest + 1, ... highest tokens."""
-        at_tier = np.array([self._at_context(tier, context) for tier in range(len(self.num_tokens))])
-        num_tokens, largest = np.arange(lowest, highest + 1), self.num_tokens[-1]
-        tier = np.minimum(np.searchsorted(self.num_tokens, num_tokens), len(self.num_tokens) - 1)
-        seconds: FloatArray = at_tier[tier] * np.maximum(1, -(-num_tokens // largest))
-        return seconds
-
-    def _at_context(self, tier: int, context: float) -> float:
-        row = self.seconds[tier]
-        if len(row) == 1 or context <= self.context[0]:
-            return row[0]
-        right = min(bisect_left(self.context, context), len(row) - 1)
-        low, high = self.context[right - 1], self.context[right]
-        share = (context - low) / (high - low)
-        seconds = row[right - 1] + share * (row[right] - row[right - 1])
-        # noise can make the last segment fall; a longer context is never cheaper than the longest measured one
-        return max(seconds, row[-1]) if context > self.context[-1] else seconds
+    def curve(self, lowest: int, highest: int, cached_tokens: float) -> FloatArray:
+        """[highest - lowest + 1] `seconds_for` of lowest, lowest + 1, ... highest tokens."""
+        assert lowest >= 1 and cached_tokens >= 0
+        at_tier = [float(_read(self.cached_tokens, row, cached_tokens)) for row in self.seconds]
+        return _read(self.num_tokens, at_tier, np.arange(lowest, highest + 1))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able; `from_json` reads it back unchanged."""
         return {
             "num_tokens": list(self.num_tokens),
-            "context": list(self.context),
+            "cached_tokens": list(self.cached_tokens),
             "seconds": [list(row) for row in self.seconds],
-            "draft_level_seconds": self.draft_level_seconds,
+            "drafting": self.drafting.to_json(),
             "machine": self.machine,
         }
 
@@ -91,11 +129,25 @@ class CostTable:
             raise fields.error("seconds", "must be a list of lists")
         return CostTable(
             num_tokens=_integers(fields, "num_tokens"),
-            context=_integers(fields, "context"),
+            cached_tokens=_integers(fields, "cached_tokens"),
             seconds=tuple(_numbers(fields, row) for row in rows),
-            draft_level_seconds=fields.number("draft_level_seconds"),
+            drafting=DraftingCost.from_json(fields.object("drafting", DRAFTING_KEYS)),
             machine=fields.free_object("machine"),
         )
+
+
+def _read(at: Sequence[int], seconds: Sequence[float], x: Any) -> FloatArray:
+    """`seconds`, measured `at` ascending numbers, read at `x` [...]."""
+    read: FloatArray = np.interp(x, at, seconds)
+    if len(at) > 1:  # by the whole range: two neighbours may lie on both sides of a step
+        slope = max(0.0, (seconds[-1] - seconds[0]) / (at[-1] - at[0]))
+        read = read + slope * np.maximum(0, np.asarray(x) - at[-1])
+    return read
+
+
+def _check_ascending(name: str, values: Sequence[int], minimum: int) -> None:
+    if not values or values[0] < minimum or any(low >= high for low, high in pairwise(values)):
+        raise ProfileError(f"cost.{name} must ascend from at least {minimum}, got {list(values)}")
 
 
 def _integers(fields: Fields, key: str) -> tuple[int, ...]:

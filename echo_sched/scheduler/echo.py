@@ -35,7 +35,8 @@ class EchoPolicy:
         self._rates = TruncationRates(self._thresholds) if settings.gate == "random" else None
 
     def plan(self, load: Load) -> Plan:
-        settings, k_max = self._settings, self._economy.k_max(load)
+        settings, budget = self._settings, self._economy.budget(load)
+        k_max = budget.k_max
         width = int(k_max / max(load.num_requests, 1) / self._typical_depth)
         even = None if settings.transfer == "on" else tuple(even_shares(k_max, load.num_requests).tolist())
         return Plan(
@@ -50,6 +51,7 @@ class EchoPolicy:
             shares=even,
             widen=settings.widen == "on",
             widen_scope=settings.widen_scope,
+            max_drafting=budget.max_drafting,
             price=self._economy.price(load, k_max),
         )
 

@@ -1,15 +1,23 @@
 """What the next step may spend, and what its time is worth, on this machine under this load.
 
     k_max_rule fixed   K_max as set
-    k_max_rule auto    K_max = argmax over K of (B + gain(K)) / (T(B + P + K, L) + levels * level seconds), at most as
-                       set; 0 is plain decoding at plain decoding's price
+    k_max_rule auto    K_max = argmax over K of (B + gain(K)) / (T(B) + T(B + P + K) - T(B + P) + drafting(K)), at most
+                       as set; 0 is plain decoding at plain decoding's price
     price on           every plan carries a price (price.py)
     price off          no economy: K_max is as set and whatever it allows is bought
 
-gain(K), what the K best candidates are good for in tokens, is remembered from past steps, per request. K_max changes
-only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS steps unless the batch moves. Without a measured
-cost curve there is no economy: K_max is as set and nothing has a price. Knows no policy.
+Prompt chunks have to be computed whether anybody drafts or not, and the more of them the faster answers end: their own
+time is no reason to draft, so only what they make of K's is in the rate.
+
+gain(K), what the K best candidates are good for in tokens, is remembered from past steps, per request. drafting(K) is
+nothing for K = 0, else start, levels and feeding; what the drafter has missed has to be earned back within RETURN_STEPS
+steps. K_max changes only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS steps unless the batch moves;
+plain decoding needs no better rate. Where it is planned, some steps draft all the same, for few requests, since nothing
+is learned of what is never tried; the less often, the longer it was of no use. Without a measured cost table there is
+no economy: K_max is as set and nothing has a price. Knows no policy.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +31,10 @@ from echo_sched.tree import FloatArray
 MIN_GAIN = 1.03  # K_max moves for a rate that is so many times the present one's
 HOLD_STEPS = 8
 BATCH_MOVE = 0.25  # share of the batch that comes or goes before K_max may move at once
-PROBE_STEPS = 64  # little is learned of what is never tried, so one step in so many may spend all
+PROBE_STEPS = 64  # between the first two probes; doubles with every probe that changes nothing ...
+MOST_PROBE_STEPS = 1024  # ... up to this
+PROBE_SHARE = 8  # a probe that finds K_max 0 drafts for one request in so many
+RETURN_STEPS = 64
 MEMORY = 0.1  # weight of the latest step in what is remembered
 # nodes per request at which gain(K) is remembered
 NODES_PER_REQUEST = np.array([0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64], np.float64)
@@ -39,32 +50,37 @@ class Economy:
         self._continuation = _continuation(profile, settings.max_depth)
         self._gain: FloatArray | None = None  # [len(NODES_PER_REQUEST)] tokens per request; None: nothing seen yet
         self._levels = 0.0  # drafted per step that drafts
+        self._missed = 0.0  # committed tokens that the drafter was not fed
         self._k_max = settings.k_max
         self._changed_at = (-HOLD_STEPS, 0)  # (step, batch size)
-        self._probed_at = 0
-        self._tried = settings.k_max  # K_max of the latest plan
+        self._probe = _Probe(PROBE_STEPS, PROBE_STEPS)
+        self._planned = Budget(settings.k_max, None)
 
-    def k_max(self, load: Load) -> int:
-        """Most nodes of the step, never above the setting."""
-        self._tried = self._choose_k_max(load)
-        return self._tried
+    def budget(self, load: Load) -> "Budget":
+        """What the step may spend, never above the setting."""
+        self._planned = self._plan(load)
+        return self._planned
 
-    def _choose_k_max(self, load: Load) -> int:
+    def _plan(self, load: Load) -> "Budget":
         settings = self._settings
         free = settings.price == "off" or settings.k_max_rule == "fixed" or self._cost is None
         if free or self._gain is None or load.num_requests == 0:
-            return settings.k_max
+            return Budget(settings.k_max, None)
         step, batch = self._changed_at
         moved = abs(load.num_requests - batch) > BATCH_MOVE * batch
         if moved or load.step - step >= HOLD_STEPS:
             chosen = self._best_k_max(load)
             if chosen != self._k_max or moved:
                 self._changed_at = (load.step, load.num_requests)
+            if chosen != self._k_max:
+                self._probe = _Probe(load.step + PROBE_STEPS, PROBE_STEPS)
             self._k_max = chosen
-        if load.step - self._probed_at >= PROBE_STEPS:
-            self._probed_at = load.step
-            return settings.k_max
-        return self._k_max
+        if load.step >= self._probe.due:
+            pause = min(2 * self._probe.pause, MOST_PROBE_STEPS)
+            self._probe = _Probe(load.step + pause, pause)
+            few = -(-load.num_requests // PROBE_SHARE)
+            return Budget(settings.k_max, few if self._k_max == 0 else None)
+        return Budget(self._k_max, None)
 
     def price(self, load: Load, k_max: int) -> Price | None:
         """The economy of a step with at most `k_max` nodes."""
@@ -75,36 +91,64 @@ class Economy:
     def observe(self, load: Load, report: AllocationReport) -> None:
         """Remember what the candidates of a step were worth, up to the K_max that it had."""
         if report.num_levels == 0:
+            committed = load.num_requests + load.num_prompt_tokens
+            self._missed = min(self._missed + committed, load.num_cached_tokens + committed)
             return
-        gained = np.concatenate([[0.0], np.cumsum(np.sort(report.seen.chance)[::-1])]) / load.num_requests
-        gain = np.interp(NODES_PER_REQUEST * load.num_requests, np.arange(len(gained)), gained)
+        k_max, max_drafting = self._planned
+        if max_drafting is None:
+            self._missed = 0.0
+        num_drafting = min(load.num_requests, max_drafting or load.num_requests)
+        gained = np.concatenate([[0.0], np.cumsum(np.sort(report.seen.chance)[::-1])]) / num_drafting
+        gain = np.interp(NODES_PER_REQUEST * num_drafting, np.arange(len(gained)), gained)
         fresh = 1.0 if self._gain is None else MEMORY
         known = gain if self._gain is None else self._gain
-        tried = NODES_PER_REQUEST * load.num_requests <= self._tried
+        tried = NODES_PER_REQUEST * num_drafting <= k_max
         self._gain = np.where(tried, (1 - fresh) * known + fresh * gain, known)
         self._levels += fresh * (report.num_levels - self._levels)
 
     def _price(self, load: Load, k_max: int) -> Price:
         assert self._cost is not None
-        beside = load.num_requests + load.num_prompt_tokens
+        roots, beside = load.num_requests, load.num_requests + load.num_prompt_tokens
+        drafting = self._cost.drafting
+        fed = beside + self._missed / RETURN_STEPS
+        alone = self._cost.seconds_for(roots, load.num_cached_tokens)
+        curve = self._cost.curve(beside, beside + k_max, load.num_cached_tokens)
         return Price(
             base_tokens=float(load.num_requests),
-            verify_seconds=self._cost.curve(beside, beside + k_max, load.context),
-            level_seconds=self._cost.draft_level_seconds,
+            verify_seconds=alone + curve - curve[0],
+            prompt_seconds=float(curve[0]) - alone,
+            start_seconds=drafting.start(load.num_requests) + fed * drafting.pair_seconds,
+            level_seconds=drafting.level(load.num_requests),
             acceptance=self._acceptance,
             continuation=self._continuation,
         )
 
     def _best_k_max(self, load: Load) -> int:
-        """The present K_max, or a clearly better one. Of equals the smallest."""
+        """The present K_max or a clearly better one; 0 where nothing is clearly better. Of equals the least."""
         assert self._gain is not None
         price = self._price(load, self._settings.k_max)
         nodes = np.arange(self._settings.k_max + 1)
         gain = load.num_requests * np.interp(nodes / load.num_requests, NODES_PER_REQUEST, self._gain)
-        drafting = np.where(nodes > 0, self._levels * price.level_seconds, 0.0)
+        drafting = np.where(nodes > 0, price.start_seconds + self._levels * price.level_seconds, 0.0)
         rates = (load.num_requests + gain) / (price.verify_seconds + drafting)
         best = int(np.argmax(rates))
+        if rates[best] <= MIN_GAIN * rates[0]:
+            return 0
         return best if rates[best] > MIN_GAIN * rates[self._k_max] else self._k_max
+
+
+class Budget(NamedTuple):
+    """What a step may spend."""
+
+    k_max: int
+    max_drafting: int | None  # most requests that draft; None: all
+
+
+class _Probe(NamedTuple):
+    """When more is tried than is planned."""
+
+    due: int  # step
+    pause: int  # steps since the one before
 
 
 def _continuation(profile: Profile, max_depth: int) -> tuple[float, ...]:

@@ -47,7 +47,8 @@ class FixedPolicy:
         fitting = [children for batch, children in self._shapes if batch <= max(load.num_requests, 1)]
         children = fitting[-1]
         max_depth = len(children)
-        k_max = self._economy.k_max(load) if children else 0
+        budget = self._economy.budget(load)
+        k_max = budget.k_max if children else 0
         return Plan(
             k_max=k_max,
             max_depth=max_depth,
@@ -56,6 +57,7 @@ class FixedPolicy:
             thresholds=(None,) * max_depth,
             children=children,
             shares=(k_max // max(load.num_requests, 1),) * load.num_requests,
+            max_drafting=budget.max_drafting,
             price=self._economy.price(load, k_max),
         )
 
@@ -77,7 +79,8 @@ class DynamicPolicy:
 
     def plan(self, load: Load) -> Plan:
         """Growing is free and ends at `max_depth`; only what the rerank keeps is verified."""
-        settings, k_max = self._settings, self._economy.k_max(load)
+        settings, budget = self._settings, self._economy.budget(load)
+        k_max = budget.k_max
         share = k_max // max(load.num_requests, 1)
         max_depth = min(settings.max_depth, share)
         return Plan(
@@ -88,6 +91,7 @@ class DynamicPolicy:
             thresholds=(None,) * max_depth,
             shares=(share,) * load.num_requests,
             rerank=True,
+            max_drafting=budget.max_drafting,
             price=self._economy.price(load, k_max),
         )
 

@@ -19,15 +19,16 @@ class GoodputPolicy:
         self._economy = economy
 
     def plan(self, load: Load) -> Plan:
-        settings, k_max = self._settings, self._economy.k_max(load)
+        settings, budget = self._settings, self._economy.budget(load)
         return Plan(
-            k_max=k_max,
+            k_max=budget.k_max,
             max_depth=settings.max_depth,
             target_depth=settings.max_depth,
             widths=(settings.branching,) * settings.max_depth,
             thresholds=(None,) * settings.max_depth,
             rerank=True,
-            price=self._economy.price(load, k_max),
+            max_drafting=budget.max_drafting,
+            price=self._economy.price(load, budget.k_max),
         )
 
     def observe(self, load: Load, report: AllocationReport) -> None:

@@ -23,7 +23,7 @@ class Load(NamedTuple):
     num_requests: int  # B
     step: int
     num_prompt_tokens: int = 0  # P: prompt chunks that are verified beside the trees
-    context: float = 0.0  # L: committed tokens per decoding request, on average
+    num_cached_tokens: int = 0  # C: in the caches of all requests of the step together
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Plan:
         False  # grow without paying (where there are no shares: the best K_max so far), then keep the best seen
     )
     price: Price | None = None  # None: whatever K_max allows is bought
+    max_drafting: int | None = None  # most requests that draft, the shortest first; None: all
     verify: bool = True  # False: trees are drafted for what can be learned from them, and dropped
+    explored: bool = False  # no gate, full trees for requests drawn by lot (explore.py)
 
     def __post_init__(self) -> None:
         assert self.k_max >= 0 and self.max_depth >= 0
@@ -57,6 +59,16 @@ class Plan:
         assert self.price is None or len(self.price.verify_seconds) == self.k_max + 1
         assert not (self.rerank and self.widen), "reranking spends the budget on width and depth alike"
         assert self.verify or not (self.rerank or self.widen), "nothing is chosen for no verification"
+
+    def drafting_caps(self, caps: IntArray, lengths: IntArray) -> IntArray:
+        """[B] the depth caps of those who may draft, 0 for the others. lengths [B]: tokens of each request so far."""
+        if self.max_drafting is None:
+            return caps
+        able = np.flatnonzero(caps > 0)
+        chosen = able[np.argsort(lengths[able], kind="stable")][: self.max_drafting]
+        limited = np.zeros_like(caps)
+        limited[chosen] = caps[chosen]
+        return limited
 
     def gate_rule(self, depth: int) -> GateRule | None:
         """How the gate reads `depth` (from 1); None when it does not."""

@@ -1,6 +1,6 @@
 """What a step's time is worth: nodes and levels are bought only where they raise the tokens expected per second.
 
-    rate = (B + sum of the verified nodes' chances) / (forward over B + P + K tokens + drafting)
+    rate = (B + sum of the verified nodes' chances) / (forward over B + K tokens + start + levels)
 
 Chances are calibrated acceptance, seconds come from the machine's cost curve. After SmartSpec's goodput (arXiv
 2406.14066) and Sequoia's measured verification time (arXiv 2402.12374). Knows no request, no gate and no drafter.
@@ -18,7 +18,9 @@ class Price(NamedTuple):
     """The economy of one step."""
 
     base_tokens: float  # B: what the step emits without a draft
-    verify_seconds: FloatArray  # [K_max + 1] the forward with 0, 1, ... K_max nodes beside roots and prompt chunks
+    verify_seconds: FloatArray  # [K_max + 1] the forward with 0, 1, ... K_max nodes, less that of the prompt chunks
+    prompt_seconds: float  # what the prompt chunks add to it, whether anybody drafts or not
+    start_seconds: float  # of a step that drafts, beside its levels
     level_seconds: float  # drafting one level
     acceptance: Acceptance
     continuation: tuple[float, ...]  # [max_depth] share of a node's chance that its children at that depth keep
@@ -45,7 +47,7 @@ class Price(NamedTuple):
         """[C + 1] tokens per second with the first 0, 1, ... of the candidates; those that do not fit are left out."""
         verify = self.verify_seconds[num_nodes : num_nodes + len(chances) + 1]
         tokens = self.base_tokens + gained + np.concatenate([[0.0], np.cumsum(chances)])[: len(verify)]
-        rates: FloatArray = tokens / (verify + num_levels * self.level_seconds)
+        rates: FloatArray = tokens / (verify + self.start_seconds + num_levels * self.level_seconds)
         return rates
 
 

@@ -18,7 +18,7 @@ from echo_sched.scheduler.acceptance import AcceptanceCurve
 from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.fields import Fields
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)

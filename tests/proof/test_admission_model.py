@@ -26,8 +26,9 @@ class Twin:
     def step(self) -> None:
         while self.waiting and len(self.running) < self.num_slots:
             self.running.append(self.waiting.pop(0))
-        decoding = any(self.left[request.request_id] == 0 for request in self.running)
-        budget = self.chunk_tokens * (1 if decoding else IDLE_CHUNK_FACTOR)
+        num_prefilling = sum(self.left[request.request_id] > 0 for request in self.running)
+        extra = (IDLE_CHUNK_FACTOR - 1) * self.chunk_tokens
+        budget = self.chunk_tokens + (extra * num_prefilling // len(self.running) if self.running else 0)
         for request in self.running:
             size = min(budget, self.left[request.request_id])
             self.left[request.request_id] -= size

@@ -5,7 +5,7 @@ One slot per request; P is the number of pairs (feature at position p, token at 
     [0, P)  pairs made of true target features    [P, ...)  rows of this step's tree, made of the layer's own outputs
 
 Rows of the tree are never kept: `extend` overwrites them with pairs made of what the target computed in the meantime.
-Features wait, fused, until then, so steps without drafting cost memory only. Knows no budget, gate or acceptance.
+Features wait until then, so that steps without drafting cost memory only. Knows no budget, gate or acceptance.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class _Draft:
     """What is known of one request."""
 
     slot: int
-    pending: list[Tensor] = field(default_factory=list)  # fused features [n, hidden] not fed yet, by position
+    pending: list[Tensor] = field(default_factory=list)  # features [n, feature_size] not fed yet, by position
     root: Tensor | None = None  # [hidden] the layer's output for the last pair; None until all pairs are fed
     output: dict[int, int] = field(default_factory=dict)  # node (or ROOT) -> its row in the drafter's outputs
     row: dict[int, int] = field(default_factory=lambda: {ROOT: -1})  # node -> its place in the slot's tail
@@ -74,13 +74,12 @@ class Eagle3Drafter:
 
     @torch.inference_mode()
     def observe(self, committed: Sequence[tuple[Request, int]], features: Tensor) -> None:
-        """Keep the fused features of committed tokens until they are fed. features: [sum of counts, feature_size]."""
-        fused = self.head.fuse(features)
+        """Keep the features of committed tokens until they are fed. features: [sum of counts, feature_size]."""
         first = 0
         for request, count in committed:
             draft = self._drafts.get(request.request_id)
             if draft is not None:
-                draft.pending.append(fused[first : first + count])
+                draft.pending.append(features[first : first + count])
                 draft.root = None
             first += count
 
@@ -113,10 +112,10 @@ class Eagle3Drafter:
             first = self.kv.length(draft.slot)
             tokens = _tokens(request, first + 1, first + 1 + count)
             segments.append(Segment(draft.slot, first, tokens, range(-1, count - 1), 1))
-            features = torch.cat(draft.pending)
+            features = draft.pending[0] if len(draft.pending) == 1 else torch.cat(draft.pending)
             hidden.append(features[:count])
             draft.pending = [features[count:]] if count < len(features) else []
-        outputs, last = self._forward(segments, torch.cat(hidden))
+        outputs, last = self._forward(segments, self.head.fuse(torch.cat(hidden)))
         self.kv.commit([(segment.slot, range(len(segment.tokens))) for segment in segments])
         for (_, draft, _), root in zip(fed, outputs[last], strict=True):
             draft.root = None if draft.pending else root

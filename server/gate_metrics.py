@@ -1,0 +1,42 @@
+"""Series about the gate and the scheduler, most of them from explored steps, whose trees no gate has cut."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from echo_sched.scheduler.drift import DepthDrift
+from echo_sched.scheduler.live import LiveState
+
+
+class GateMetrics:
+    """Part of the series of metrics.py."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def by_depth(name: str, what: str) -> Gauge:
+            return Gauge(f"echo_sched_{name}", what, ["depth"], registry=registry)
+
+        self._auc = by_depth("gate_auc", "live AUC of confidence against acceptance, over recent readings")
+        self._calibration = by_depth(
+            "gate_calibration_error", "mean gap between calibrated chance and accepted share, likewise"
+        )
+        self._readings = by_depth("gate_readings", "readings that these are made of")
+        self._drifted = by_depth("gate_drifted", "1: the live AUC has left the profile's interval")
+        self._threshold = by_depth("gate_threshold", "cut-off in force at the last step with a gate")
+        self._k_max_changes = Counter(
+            "echo_sched_k_max_changes", "changes of K_max from one decoding step to the next", registry=registry
+        )
+        self._num_k_max_changes = 0  # as last heard of
+        self._drift: tuple[DepthDrift, ...] = ()
+
+    def observe(self, state: LiveState) -> None:
+        self._k_max_changes.inc(state.num_k_max_changes - self._num_k_max_changes)
+        self._num_k_max_changes = state.num_k_max_changes
+        for depth, threshold in state.thresholds.items():
+            self._threshold.labels(depth).set(threshold)
+        if state.drift is self._drift:  # news come with explored steps only
+            return
+        self._drift = state.drift
+        for found in state.drift:
+            self._readings.labels(found.depth).set(found.num_readings)
+            self._drifted.labels(found.depth).set(found.drifted)
+            self._calibration.labels(found.depth).set(found.calibration_error)
+            if found.auc is not None:
+                self._auc.labels(found.depth).set(found.auc)
