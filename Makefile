@@ -17,10 +17,10 @@ STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test lint format types imports pytest reproduce clean FORCE
+.PHONY: help setup serve test test-exact lint format types imports pytest reproduce clean FORCE
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: $(STAMP)  ## make .venv and install everything, versions pinned in constraints.txt
 
@@ -33,6 +33,9 @@ test: $(STAMP)  ## set up, then lint, types, import contracts and tests: what CI
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory imports
 	@$(MAKE) --no-print-directory pytest
+
+test-exact: $(STAMP)  ## the proof of exactness at full size: thousands of requests, some twenty minutes
+	$(BIN)/pytest tests/proof --long $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .

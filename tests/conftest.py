@@ -1,4 +1,4 @@
-"""What every test file shares: the folder of reference data, a small saved model, and the skip without accelerator."""
+"""What every test file shares: the folder of reference data, a small saved model, and who is skipped when."""
 
 import os
 from pathlib import Path
@@ -10,6 +10,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="the proof (tests/proof) at its full size, as make test-exact")
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +36,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("long") is not None and not item.config.getoption("--long"):
+        pytest.skip("runs in make test-exact")
     if item.get_closest_marker("gpu") is not None:
         import torch
 

@@ -1,6 +1,5 @@
 """The first promise: whatever is drafted and however it is scheduled, the tokens are those of plain decoding."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +8,11 @@ import torch
 from torch import Tensor
 
 from echo_sched.engine import accept as accept_module
-from echo_sched.engine.accept import Walk
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.engine.sampling import sample
-from echo_sched.loop import drawing as drawing_module
 from echo_sched.tree import ROOT
 from echo_sched.types import SamplingParams
+from tests.counts import MECHANISMS, STOPS, Counts, watched
 from tests.fakes import ScriptedDrafter
 from tests.loops import (
     CHANCE,
@@ -92,45 +90,20 @@ def test_neighbours_that_come_and_go_change_nothing() -> None:
         assert request.output_ids == references("llama", 8)[request.request_id].output_ids
 
 
-def test_the_suite_covers_what_it_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suite_covers_what_it_claims() -> None:
     """Accepted runs of every depth, later siblings, truncation, widening, transfer, and stops inside accepted runs."""
-    lengths: Counter[int] = Counter()
-    ranks: Counter[int] = Counter()
-    stops_inside: Counter[str] = Counter()
-
-    def recording(logits: Tensor, walks: Sequence[Walk], *rest: Any) -> list[list[int]]:
-        accepted = accept_module.accept(logits, walks, *rest)
-        for walk, nodes in zip(walks, accepted, strict=True):
-            lengths[len(nodes)] += 1
-            for node in nodes:
-                siblings = [i for i, parent in enumerate(walk.tree.parents) if parent == walk.tree.parents[node]]
-                ranks[sorted(siblings, key=lambda i: -walk.tree.path_logps[i]).index(node)] += 1
-        return accepted
-
-    monkeypatch.setattr(drawing_module, "accept", recording)
-    counted: Counter[str] = Counter()
+    counts = Counts()
     for signal in (True, False):
         drafter = scripted("llama", 16, signal=signal)
         loop = tiny_loop(tiny_target("llama"), drafter, max_depth=MAX_DEPTH, k_max=60)
         for request in mixed_requests(16):
             loop.add(request)
-        while loop.has_work:
-            for event in loop.step():
-                inside = event.finish is not None and len(event.token_ids) > 1
-                if inside and event.finish is not None:
-                    matched = event.finish.matched
-                    kind = "string" if isinstance(matched, str) else "id" if matched is not None else "length"
-                    stops_inside[kind] += 1
-            record = loop.last_record
-            assert record is not None
-            counted["truncated"] += sum(record.truncated.values())
-            counted["deepened"] += sum(record.deepened.values())
-            counted["widened"] += record.num_widened
-            counted["transferred"] += record.num_transferred
-    assert all(lengths[depth] for depth in range(MAX_DEPTH + 1)), lengths
-    assert ranks[0] and ranks[1], ranks
-    assert all(counted[name] for name in ("truncated", "deepened", "widened", "transferred")), counted
-    assert all(stops_inside[kind] for kind in ("string", "id", "length")), stops_inside
+        with watched(counts):
+            while loop.has_work:
+                counts.take_step(loop, loop.step())
+    assert all(counts.lengths[depth] for depth in range(MAX_DEPTH + 1)), counts
+    assert counts.ranks[0] and counts.ranks[1], counts
+    assert all(counts.named[name] for name in (*MECHANISMS, *STOPS)), counts
 
 
 def wrong_always_greedy(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
