@@ -6,7 +6,7 @@ from typing import NamedTuple
 from benchmarks.reproduce.intervals import Ratio
 from benchmarks.reproduce.library import Library, Results
 from benchmarks.reproduce.words import missing, number, ratio, table, verdict
-from benchmarks.studies import ABLATIONS, PRICED, UNPRICED
+from benchmarks.studies import ABLATIONS, PRICED, PRICED_ABLATIONS, UNPRICED
 
 STUDY = "controls"
 BASES = {"price off, `K_max` fixed": UNPRICED, "price on": PRICED}
@@ -27,6 +27,8 @@ class Control(NamedTuple):
 def controls(results: Results) -> Iterator[Control]:
     for ablation in ABLATIONS:
         for setting, base in BASES.items():
+            if base == PRICED and ablation not in PRICED_ABLATIONS:
+                continue
             for concurrency, block in results.of_group("").items():
                 yield Control(ablation, setting, concurrency, results.ratio(block, base, f"{base}:{ablation}"))
 
