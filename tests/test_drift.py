@@ -79,7 +79,7 @@ def test_a_probes_few_requests_do_not_narrow_the_lot() -> None:
 
 @pytest.mark.parametrize(("stretch", "depth"), [(0.1, 2), (0.05, 1), (0.5, 3), (0.01, 0)])
 def test_an_explored_step_keeps_the_bound_on_its_time(stretch: float, depth: int) -> None:
-    """A plain step takes a second, a node a hundredth of it, a level three: no deeper than d nodes fit behind d levels."""
+    """A plain step takes a second, a node 0.01, a level 0.03: as deep as d levels leave room for d nodes."""
     load = Load(4, 0)
     cost = CostTable((4, 104), (0,), ((1.0,), (2.0,)), DraftingCost.constant(0.03), {})
     policy = make_policy(PolicySettings(k_max=32, max_step_stretch=stretch), replace(PROFILE, cost=cost))
