@@ -20,12 +20,12 @@ from echo_sched.errors import RequestError
 from echo_sched.params import GrammarSource, SamplingParams
 from echo_sched.tree import BoolArray
 
-MAX_KEPT = 64  # compiled grammars
+MAX_KEPT = 16  # compiled grammars
 # Between JSON's tokens. Without a bound a small model may write blanks until its tokens are out.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 # The library's own limits bound a compilation (about 50 ms) and a mask (about 20 ms). The lexer's states are the one
 # thing that a request may pile up, 1 to 2 kB each; errors may not quote what other users sent.
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 DEAD_ENDS = ("NoExtension", "NoExtensionBias")  # what the library calls a text that no token can continue
 
 
