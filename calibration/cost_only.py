@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from calibration.progress import progress
 from echo_sched import provenance
+from echo_sched.engine.measure import measure_cost
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.drafting_cost import measure_drafting
@@ -25,8 +26,13 @@ def measure_costs(args: argparse.Namespace, argv: Sequence[str]) -> Profile:
     """
     loop = DecodeLoop.from_config(engine_config(args, policy="echo", price="off"))
     with progress("timing forwards (runs)") as report:
-        curve = loop.measure_cost(
-            num_tokens=args.cost_tokens, cached_tokens=args.cost_cached, num_repeats=args.cost_repeats, report=report
+        curve = measure_cost(
+            loop.target,
+            max_model_len=loop.max_model_len,
+            num_tokens=args.cost_tokens,
+            cached_tokens=args.cost_cached,
+            num_repeats=args.cost_repeats,
+            report=report,
         )
     facts = provenance.provenance(argv)
     machine = {**facts["machine"], **curve.measured_on}

@@ -22,7 +22,7 @@ from calibration.record import offer_trace, record, tracing
 from calibration.result import Calibration
 from calibration.trace import OfferTrace
 from echo_sched.config import EngineConfig
-from echo_sched.engine.measure import CostCurve
+from echo_sched.engine.measure import CostCurve, measure_cost
 from echo_sched.errors import DataError
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
@@ -154,8 +154,13 @@ def _measure(loop: DecodeLoop, args: argparse.Namespace) -> CostCurve | None:
     if args.cost_repeats == 0:
         return None
     with progress("timing forwards (runs)") as report:
-        return loop.measure_cost(
-            num_tokens=args.cost_tokens, cached_tokens=args.cost_cached, num_repeats=args.cost_repeats, report=report
+        return measure_cost(
+            loop.target,
+            max_model_len=loop.max_model_len,
+            num_tokens=args.cost_tokens,
+            cached_tokens=args.cost_cached,
+            num_repeats=args.cost_repeats,
+            report=report,
         )
 
 
