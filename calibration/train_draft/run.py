@@ -25,7 +25,8 @@ from calibration.train_draft.trainer import Recipe, Trainer
 from echo_sched.config import EngineConfig
 from echo_sched.engine.draft.eagle3 import Eagle3Config
 from echo_sched.engine.memory import resolve_device
-from echo_sched.engine.models import load_tokenizer, read_config
+from echo_sched.engine.model_config import read_config
+from echo_sched.engine.models import load_tokenizer
 from echo_sched.fetch import resolve_model
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
