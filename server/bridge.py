@@ -14,10 +14,11 @@ from echo_sched.errors import QueueFullError, RequestError
 from echo_sched.scheduler.live import Scheduling
 from echo_sched.types import FinishReason, Request, StepRecord
 from server.changes import PendingChanges
-from server.engine_thread import EngineLoop, EngineThread, Report, ServedModel
+from server.engine_thread import EngineLoop, EngineThread
 from server.errors import ApiError, engine_failed, to_api_error, unavailable
 from server.generation import Generation, Output
 from server.metrics import Metrics
+from server.reports import Report, ServedModel
 from server.settings import ServerSettings
 
 logger = logging.getLogger("echo_sched.server")

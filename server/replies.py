@@ -5,9 +5,9 @@ from typing import Any
 
 from echo_sched.types import FinishReason, StepRecord
 from server.bridge import EngineBridge
-from server.engine_thread import ServedModel
 from server.generation import Output
 from server.logprobs import logprob_info
+from server.reports import ServedModel
 from server.version import package_version
 
 
