@@ -25,15 +25,8 @@ from transformers import (
 )
 
 from echo_sched.engine import kernels, model_config, models
-from echo_sched.engine.kernels import (
-    InvariantFunctions,
-    PackedLinear,
-    PaddedLinear,
-    UnsplitActivation,
-    UnsplitRotary,
-    padded_linear,
-    unsplit,
-)
+from echo_sched.engine.elementwise import UnsplitActivation, UnsplitRotary, unsplit
+from echo_sched.engine.kernels import InvariantFunctions, PackedLinear, PaddedLinear, padded_linear
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.errors import ConfigError, ModelError

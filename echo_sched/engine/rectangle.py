@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from echo_sched.engine.kernels import EXACT_ROW_MULTIPLE, unsplit
+from echo_sched.engine.elementwise import unsplit
+from echo_sched.engine.kernels import EXACT_ROW_MULTIPLE
 from echo_sched.engine.kv import KEY_BLOCK
 
 
