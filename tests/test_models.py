@@ -59,7 +59,7 @@ def test_every_family_passes_the_probe(family: str, dtype: torch.dtype, numerics
 def test_the_probe_finds_attention_that_sees_a_rejected_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: every row sees all rows before it, as in a plain causal mask."""
     monkeypatch.setattr(
-        "echo_sched.engine.attention.ancestor_mask",
+        "echo_sched.engine.groups.ancestor_mask",
         lambda parents: torch.ones(len(parents), len(parents)).tril().numpy(),
     )
     with pytest.raises(ModelError, match="packed logits differ"):
