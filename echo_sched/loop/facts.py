@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from echo_sched.config import EngineConfig
+from echo_sched.convert import source_note
 from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
-from echo_sched.fetch import source_note
 from echo_sched.scheduler.profile import Identity, Profile
 
 
