@@ -67,28 +67,9 @@ def head_config(
     """
     layer: Mapping[str, Any] = raw.get("transformer_layer_config", raw)
     eagle: Mapping[str, Any] = raw.get("eagle_config") or {}
-    for name in _UNSUPPORTED:
-        if raw.get(name) or layer.get(name):
-            raise ModelError(f"{path}: heads with {name} are not supported")
-    if layer.get("num_hidden_layers", 1) != 1:
-        raise ModelError(f"{path}: the head has {layer['num_hidden_layers']} layers; one is supported")
+    _check(path, raw, target, fused=fc_width is not None, own_embeddings=own_embeddings)
     hidden_size, num_heads = _integer(path, layer, "hidden_size"), _integer(path, layer, "num_attention_heads")
-    target_size = raw.get("target_hidden_size") or layer.get("target_hidden_size") or hidden_size
     vocab_size = _integer(path, layer, "vocab_size")
-    _agree(path, "hidden size", target_size, target.hidden_size)
-    _agree(path, "vocabulary", vocab_size, target.vocab_size)
-    if hidden_size != target.hidden_size and not own_embeddings:
-        raise ModelError(
-            f"{path}: the head is {hidden_size} wide, the target {target.hidden_size}, and no embed_tokens are given"
-        )
-    if hidden_size != target.hidden_size and fc_width is None:
-        raise ModelError(
-            f"{path}: the head is {hidden_size} wide, the target {target.hidden_size}, and no fc leads from one to the "
-            "other"
-        )
-    activation = layer.get("hidden_act", "silu")
-    if activation not in ACT2FN:
-        raise ModelError(f"{path}: unknown hidden_act {activation!r}")
     theta, scaling = _rope(path, layer)
     return Eagle3Config(
         hidden_size=hidden_size,
@@ -107,10 +88,37 @@ def head_config(
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
         norm_before_fc=bool(raw.get("norm_before_fc") or eagle.get("norm_before_fc")),
         attention_bias=bool(layer.get("attention_bias", False)),
-        hidden_act=activation,
+        hidden_act=layer.get("hidden_act", "silu"),
         own_embeddings=own_embeddings,
         fused=fc_width is not None,
     )
+
+
+def _check(path: Path, raw: Mapping[str, Any], target: TargetShape, *, fused: bool, own_embeddings: bool) -> None:
+    """Whether it is a head that we can run, and for this target. Raises ModelError."""
+    layer: Mapping[str, Any] = raw.get("transformer_layer_config", raw)
+    for name in _UNSUPPORTED:
+        if raw.get(name) or layer.get(name):
+            raise ModelError(f"{path}: heads with {name} are not supported")
+    if layer.get("num_hidden_layers", 1) != 1:
+        raise ModelError(f"{path}: the head has {layer['num_hidden_layers']} layers; one is supported")
+    needed = ("hidden_size", "num_attention_heads", "vocab_size")
+    hidden_size, _, vocab_size = (_integer(path, layer, name) for name in needed)
+    target_size = raw.get("target_hidden_size") or layer.get("target_hidden_size") or hidden_size
+    _agree(path, "hidden size", target_size, target.hidden_size)
+    _agree(path, "vocabulary", vocab_size, target.vocab_size)
+    if hidden_size != target.hidden_size and not own_embeddings:
+        raise ModelError(
+            f"{path}: the head is {hidden_size} wide, the target {target.hidden_size}, and no embed_tokens are given"
+        )
+    if hidden_size != target.hidden_size and not fused:
+        raise ModelError(
+            f"{path}: the head is {hidden_size} wide, the target {target.hidden_size}, and no fc leads from one to the "
+            "other"
+        )
+    activation = layer.get("hidden_act", "silu")
+    if activation not in ACT2FN:
+        raise ModelError(f"{path}: unknown hidden_act {activation!r}")
 
 
 def _aux_layers(
