@@ -21,7 +21,7 @@ class Counts:
     num_decoding_steps: int = 0  # at least one root was verified
     num_steps_without_draft: int = 0  # of those, no node was verified
     num_steps_k_max_zero: int = 0  # of those, none was allowed to be
-    num_draft_levels: int = 0  # deepest depth of a step's offers, summed over steps; known only where they are recorded
+    num_draft_levels: int = 0  # depths that were drafted, summed over steps
     num_root_steps: int = 0  # roots verified: verify steps summed over requests
     num_verified_nodes: int = 0
     num_accepted_nodes: int = 0
@@ -81,9 +81,9 @@ class Trial:
 
     @property
     def draft_seconds_per_level(self) -> float | None:
-        """All that the phase `draft` took, catching up with committed tokens included; None where nothing was offered.
+        """All that the phase `draft` took, catching up with committed tokens included; None where nothing was drafted.
 
-        A step has as many levels as its offers are deep, whether they were granted or not.
+        A level counts whether its offers were granted or not.
         """
         num_levels = self.counts.num_draft_levels
         return self.phase_seconds.get("draft", 0.0) / num_levels if num_levels else None

@@ -28,6 +28,9 @@ DECIDED = (
     "widen_scope",
     "explore",
     "adapt",
+    "shapes",
+    "node_floor",
+    "max_step_stretch",
     "seed",
 )
 DEFAULT_COST_TOKENS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384)

@@ -115,7 +115,8 @@ def acceptance_figure(found: Calibration) -> str:
     def draw(panels: Sequence["Axes"]) -> None:
         depths = [row.depth for row in found.fit.depths]
         panels[0].plot(depths, [row.acceptance for row in found.fit.depths], "k-o", label="all")
-        panels[1].plot(depths, [row.conditional.acceptance or 0.0 for row in found.fit.depths], "k-o")
+        shares = [row.conditional.acceptance for row in found.fit.depths]  # None: nobody reached the depth above
+        panels[1].plot(depths, [np.nan if share is None else share for share in shares], "k-o")
         for number, kind in enumerate(found.categories):
             known = [(depth, value) for depth, value in enumerate(kind.acceptance, start=1) if value is not None]
             panels[0].plot(*zip(*known, strict=True), marker=".", label=kind.category, **_line(number))

@@ -93,7 +93,7 @@ class EngineConfig(BaseModel):
         0,
         ge=0,
         description="echo, goodput: draft nodes every decoding request gets of its best offers before others get more, "
-        "whatever gate and price say; an even share of K_max at most",
+        "whatever gate and price say, but in explored steps; an even share of K_max at most",
     )
     max_step_stretch: float | None = Field(
         None,
@@ -116,9 +116,9 @@ class EngineConfig(BaseModel):
         None, gt=0, description="GiB for the KV cache (default: at most half of the free memory)"
     )
     chunk_tokens: int = Field(
-        128, ge=1, description="prompt tokens per step while others decode; more when nothing decodes"
+        128, ge=1, description="prompt tokens per step; up to 4 times as many, the more requests are at their prompts"
     )
-    seed: int = Field(0, ge=0, description="seed of everything random outside sampling (random gate)")
+    seed: int = Field(0, ge=0, description="seed of everything random outside sampling (explored steps, random gate)")
 
     @field_validator("drafter")
     @classmethod
@@ -143,6 +143,12 @@ class EngineConfig(BaseModel):
     def _adapts_depth_by_depth(self) -> Self:
         if self.adapt == "on" and self.thresholds == "single":
             raise ValueError("--adapt on refits each depth's threshold, which --thresholds single forbids")
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_what_it_reckons(self) -> Self:
+        if self.max_step_stretch is not None and self.price == "off":
+            raise ValueError("--max-step-stretch needs --price on: without it no step's time is reckoned")
         return self
 
     @property

@@ -24,11 +24,15 @@ class GateMetrics:
             "echo_sched_k_max_changes", "changes of K_max from one decoding step to the next", registry=registry
         )
         self._num_k_max_changes = 0  # as last heard of
+        self._read: set[int] = set()  # depths with a cut-off, likewise
         self._drift: tuple[DepthDrift, ...] = ()
 
     def observe(self, state: LiveState) -> None:
         self._k_max_changes.inc(state.num_k_max_changes - self._num_k_max_changes)
         self._num_k_max_changes = state.num_k_max_changes
+        for depth in self._read - state.thresholds.keys():  # a change left it unread: its cut-off is in force no more
+            self._threshold.remove(depth)
+        self._read = set(state.thresholds)
         for depth, threshold in state.thresholds.items():
             self._threshold.labels(depth).set(threshold)
         if state.drift is self._drift:  # news come with explored steps only

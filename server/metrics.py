@@ -104,7 +104,9 @@ class Metrics:
         self._used_nodes = self._histogram("verify_used_tokens", "draft nodes that it verified", NODE_BUCKETS)
         self._drafted = self._counter("drafted_nodes", "candidates that the drafter proposed")
         self._pruned = self._counter("pruned_nodes", "candidates that were not verified", "stage")
-        self._expected = self._counter("expected_accepted_nodes", "draft nodes accepted, as calibration expects it")
+        self._expected = self._counter(
+            "expected_accepted_nodes", "draft nodes accepted, as calibration expects it, of steps with a price"
+        )
         self._cost_error = self._gauge(
             "cost_model_error_ratio", "measured over expected seconds of verifying, moving average over steps"
         )

@@ -92,8 +92,10 @@ def scheduler(bridge: EngineBridge) -> dict[str, Any]:
 
 
 def _step(record: StepRecord) -> dict[str, Any]:
+    """Without the raw data, which only a recording loop has."""
     step = asdict(record)
-    del step["gate_readings"]
+    for name in ("gate_readings", "node_readings", "offers"):
+        del step[name]
     return step
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_sched.scheduler.adapt import REFIT_READINGS, Adaptation, refit
+from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.drift import MIN_READINGS, WINDOW, Column, Drift, auc_error, calibration_error
 from echo_sched.scheduler.explore import explores, ungated
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
@@ -60,7 +61,7 @@ def test_an_explored_step_selects_nobody_by_confidence_and_spends_no_more_than_k
 
 
 def test_who_is_drawn_has_nothing_to_do_with_arrival() -> None:
-    """K_max 12 pays for two full trees (two wide, three deep) of six requests."""
+    """K_max 24 pays for four full trees (two wide, three deep) of six requests."""
     drawn = np.zeros(6)
     for step in range(600):
         load = Load(6, step)
@@ -68,6 +69,24 @@ def test_who_is_drawn_has_nothing_to_do_with_arrival() -> None:
         assert plan.shares is not None and set(plan.shares) == {0, 6} and sum(plan.shares) == 24
         drawn += np.array(plan.shares) > 0
     assert drawn.sum() == 2400 and drawn.min() > 350
+
+
+def test_a_probes_few_requests_do_not_narrow_the_lot() -> None:
+    load = Load(6, 0)
+    plan = replace(echo_plan(load, 24), max_drafting=1)
+    assert ungated(plan, load, seed=0).max_drafting is None
+
+
+@pytest.mark.parametrize(("stretch", "depth"), [(0.1, 2), (0.05, 1), (0.5, 3), (0.01, 0)])
+def test_an_explored_step_keeps_the_bound_on_its_time(stretch: float, depth: int) -> None:
+    """A plain step takes a second, a node 0.01, a level 0.03: as deep as d levels leave room for d nodes."""
+    load = Load(4, 0)
+    cost = CostTable((4, 104), (0,), ((1.0,), (2.0,)), DraftingCost.constant(0.03), {})
+    policy = make_policy(PolicySettings(k_max=32, max_step_stretch=stretch), replace(PROFILE, cost=cost))
+    plan = ungated(policy.plan(load), load, seed=0)
+    assert (plan.max_depth if plan.explored else 0) == depth
+    if depth:
+        assert plan.shares is not None and 0 < sum(plan.shares) <= round(100 * stretch) - 3 * depth
 
 
 @pytest.mark.parametrize("changes", [{"gate": "none"}, {"policy": "goodput"}, {"policy": "off"}, {"k_max": 0}])

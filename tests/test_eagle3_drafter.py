@@ -209,6 +209,17 @@ def test_slots_come_back_and_plain_requests_take_none(tmp_path: Path) -> None:
     assert run.drafter.kv.num_free == run.drafter.kv.num_slots
 
 
+def test_features_that_wait_keep_no_others_alive(tmp_path: Path) -> None:
+    """Steps without drafting may be many: one request's wait must not hold the rows of every step's whole batch."""
+    drafter = session(tmp_path).drafter
+    draft = drafter._drafts["r0"]
+    features = torch.zeros(64, drafter.head.config.feature_size, dtype=torch.float64)
+    request = Request("r0", (1, 2), SamplingParams())
+    drafter.observe([(request, 1), (Request("gone", (1,), SamplingParams()), 63)], features)
+    (waiting,) = draft.pending
+    assert waiting.untyped_storage().nbytes() == waiting.nbytes
+
+
 class KeepsTreeRows(KVCache):
     """Planted: places behind the pairs that a tree has written are not overwritten by true pairs later."""
 

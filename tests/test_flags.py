@@ -87,6 +87,10 @@ def test_help_shows_descriptions_and_defaults() -> None:
         (["--drafter", "ngram+ngram"], "--drafter should name ngram once at most, got 'ngram+ngram'"),
         (["--draft-model", "a,"], "--draft-model should name a head or a model before and after every comma, got 'a,'"),
         (["--draft-model", ""], "--draft-model should name a head or a model before and after every comma, got ''"),
+        (
+            ["--max-step-stretch", "0.1", "--price", "off"],
+            "--max-step-stretch needs --price on: without it no step's time is reckoned",
+        ),
         (["--draft-aux-layers", "x"], r"--draft-aux-layers should match pattern '^\d+(,\d+)*$', got 'x'"),
     ],
 )

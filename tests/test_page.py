@@ -1,6 +1,7 @@
 """The page of a calibration: whole, self-contained, and holding what was found."""
 
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from calibration.assemble import youden_profile
 from calibration.categories import CategoryStats
 from calibration.page import page, write_page
+from calibration.page_figures import acceptance_figure
 from calibration.result import Calibration
 from calibration.throughput import BucketFit, Speeds, with_buckets
 from echo_sched.errors import ConfigError
@@ -126,6 +128,17 @@ def test_what_was_not_measured_the_page_says(found: Calibration) -> None:
     seen = Page(page(plain))
     assert "Not measured." in seen.sections["costs"] and seen.figures["costs"] == 0
     assert "same for every load" in seen.sections["thresholds-by-load"]
+
+
+def test_a_share_of_nobody_is_not_drawn_as_none(found: Calibration) -> None:
+    """Where no path reached the depth above there is no conditional acceptance: a gap, not a zero."""
+
+    def drawn(share: float | None) -> str:
+        last = found.fit.depths[-1]
+        unsure = last._replace(conditional=replace(last.conditional, acceptance=share))
+        return acceptance_figure(found._replace(fit=found.fit._replace(depths=(*found.fit.depths[:-1], unsure))))
+
+    assert drawn(None) != drawn(0.0)
 
 
 def test_the_same_result_is_the_same_page(found: Calibration, tmp_path: Path) -> None:

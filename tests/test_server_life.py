@@ -112,6 +112,7 @@ def test_the_facts_are_there_once_it_is_loaded() -> None:
     health = {"state": "ready", "stalled": False, "num_requests_running": 0, "num_requests_waiting": 0}
     assert health.items() <= info["scheduler"].items()
     assert info["last_step"]["step"] == 2 and info["last_step"]["truncated"] == {"1": 1}
+    assert not {"gate_readings", "node_readings", "offers"} & set(info["last_step"])
     assert info["internal_states"][0]["avg_spec_accept_length"] == 2.0
     assert models["data"][0]["id"] == "smollm2-135m-instruct" and models["data"][0]["max_model_len"] == 64
 

@@ -28,6 +28,7 @@ class _Run(NamedTuple):
     levels: float  # drafted per step
     first_drafting: float  # of the first step, which feeds whole prompts
     fed: float  # tokens fed per step after the first
+    prompt_tokens: int  # of all requests
 
 
 def measure_drafting(loop: DecodeLoop) -> DraftingCost:
@@ -51,7 +52,8 @@ def _costs(loop: DecodeLoop, num_requests: int) -> tuple[float, float, float] | 
     if plain is None or short is None or long is None or long.levels <= short.levels:
         return None
     level = max(0.0, (long.drafting - short.drafting) / (long.levels - short.levels))
-    pair = max(0.0, (short.first_drafting - short.drafting) / (num_requests * PROMPT_LEN - short.fed))
+    fed_more = short.prompt_tokens - short.fed  # by the first step; a short context may leave prompts too short to tell
+    pair = max(0.0, (short.first_drafting - short.drafting) / fed_more) if fed_more >= num_requests else 0.0
     start = max(0.0, short.drafting - short.levels * level - short.fed * pair + short.host - plain.host)
     return start, level, pair
 
@@ -83,6 +85,7 @@ def _run(loop: DecodeLoop, num_requests: int, chain: int) -> _Run | None:
         levels=float(np.median([record.num_levels for record in others])),
         first_drafting=first.seconds["draft"],
         fed=float(np.median([record.num_emitted for record in others])),
+        prompt_tokens=sum(len(request.prompt_ids) for request in requests),
     )
 
 

@@ -2,7 +2,8 @@
 
 A gated tree says nothing about what was truncated, and a budget or a price that serves the confident first says as
 little. So an explored step grows full trees, gated by nothing and priced by nothing, for as many requests as K_max
-pays for, and none for the others; who gets one is drawn by lot. Knows plans and loads, no policy.
+pays for, and none for the others; who gets one is drawn by lot. What a step may take at most (max_step_stretch) holds.
+Knows plans and loads, no policy.
 """
 
 from dataclasses import replace
@@ -22,16 +23,19 @@ def explores(share: float, seed: int, step: int) -> bool:
 def ungated(plan: Plan, load: Load, seed: int) -> Plan:
     """The plan of an explored step in place of `plan`, within the same K_max.
 
-    Trees are as wide as planned and as deep as the deepest depth that the gate reads, or as K_max lets one be. `plan`
-    itself where its gate reads nothing or K_max is 0: there is nothing to learn, or nothing to learn it with.
+    Trees are as wide as planned and as deep as the deepest depth that the gate reads, or as K_max and the bound on a
+    step's time let one be. `plan` itself where its gate reads nothing or there is no room for a node: there is nothing
+    to learn, or nothing to learn it with.
     """
     read = [depth for depth, threshold in enumerate(plan.thresholds, start=1) if threshold is not None]
-    if not read or plan.k_max == 0 or load.num_requests == 0:
+    deepest = min(max(read, default=0), plan.k_max)
+    depth = next((depth for depth in range(deepest, 0, -1) if _room(plan, depth) >= depth), 0)
+    if depth == 0 or load.num_requests == 0:
         return plan
-    depth = min(read[-1], plan.k_max)
-    widths = tuple(min(width, plan.k_max // depth) for width in plan.widths[:depth])
+    room = _room(plan, depth)
+    widths = tuple(min(width, room // depth) for width in plan.widths[:depth])
     tree_size = sum(widths)
-    chosen = np.random.default_rng((seed, load.step)).permutation(load.num_requests)[: plan.k_max // tree_size]
+    chosen = np.random.default_rng((seed, load.step)).permutation(load.num_requests)[: room // tree_size]
     shares = np.zeros(load.num_requests, np.int64)
     shares[chosen] = tree_size
     return replace(
@@ -46,6 +50,12 @@ def ungated(plan: Plan, load: Load, seed: int) -> Plan:
         widen=False,
         rerank=False,
         price=None,
+        max_drafting=None,  # a probe's choice, the shortest requests, is none by lot
         fairness=None,
         explored=True,
     )
+
+
+def _room(plan: Plan, num_levels: int) -> int:
+    """Nodes that a step may verify beside the drafting of so many levels."""
+    return plan.k_max if plan.price is None else plan.price.most_nodes(num_levels)

@@ -86,7 +86,8 @@ class Eagle3Drafter:
         for request, count in committed:
             draft = self._drafts.get(request.request_id)
             if draft is not None:
-                draft.pending.append(features[first : first + count])
+                # A copy: views would keep the rows of the whole step for as long as one request's wait.
+                draft.pending.append(features[first : first + count].clone())
                 draft.root = None
             first += count
 
