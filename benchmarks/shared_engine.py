@@ -49,6 +49,7 @@ def encode_fitting(
 def margin(loop: "DecodeLoop", prompt: Tokens, output: Tokens, params: SamplingParams) -> float:
     """How near the choice after prompt and output was to going the other way, from logits computed plainly."""
     from echo_sched.engine.reference import choose
+    from echo_sched.loop.scoring import score
 
-    logits = loop.score((*prompt, *output)).double().cpu().numpy()
+    logits = score(loop, (*prompt, *output)).double().cpu().numpy()
     return choose(logits, params, prompt, output, tuple(loop.target.facts.eos_ids)).margin

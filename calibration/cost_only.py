@@ -7,12 +7,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from calibration.progress import progress
+from calibration.costs import forward_cost, measure_forwards
 from echo_sched import provenance
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
-from echo_sched.loop.drafting_cost import measure_drafting
-from echo_sched.loop.pricing import cost_table
 from echo_sched.scheduler.profile import Profile
 
 SETTINGS = ("cost_tokens", "cost_cached", "cost_repeats")
@@ -24,12 +22,8 @@ def measure_costs(args: argparse.Namespace, argv: Sequence[str]) -> Profile:
     Raises ConfigError, ModelError, ProfileError.
     """
     loop = DecodeLoop.from_config(engine_config(args, policy="echo", price="off"))
-    with progress("timing forwards (runs)") as report:
-        curve = loop.measure_cost(
-            num_tokens=args.cost_tokens, cached_tokens=args.cost_cached, num_repeats=args.cost_repeats, report=report
-        )
+    curve = measure_forwards(loop, args)
     facts = provenance.provenance(argv)
-    machine = {**facts["machine"], **curve.measured_on}
-    cost = cost_table(curve, measure_drafting(loop), machine=machine)
+    cost = forward_cost(loop, curve, facts["machine"])
     measured = facts | {"settings": {name: getattr(args, name) for name in SETTINGS}}
     return replace(loop.profile, cost=cost, provenance=loop.profile.provenance | {"cost": measured})

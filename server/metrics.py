@@ -12,9 +12,9 @@ from typing import Concatenate, ParamSpec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from echo_sched.types import StepRecord
-from server.engine_thread import Progress, Report, ServedModel
 from server.gate_metrics import GateMetrics
 from server.generation import Output
+from server.reports import Progress, Report, ServedModel
 from server.version import package_version
 
 logger = logging.getLogger("echo_sched.server")

@@ -5,9 +5,9 @@ from typing import Any
 
 from echo_sched.types import FinishReason, StepRecord
 from server.bridge import EngineBridge
-from server.engine_thread import ServedModel
 from server.generation import Output
 from server.logprobs import logprob_info
+from server.reports import ServedModel
 from server.version import package_version
 
 
@@ -65,18 +65,18 @@ def server_info(bridge: EngineBridge) -> dict[str, Any]:
         "scheduler": {
             "state": bridge.state,
             "stalled": bridge.stalled,
-            "num_requests_running": bridge.report.num_running,
-            "num_requests_waiting": bridge.report.num_waiting,
+            "num_requests_running": bridge.heard.report.num_running,
+            "num_requests_waiting": bridge.heard.report.num_waiting,
             **scheduler(bridge),
         },
-        "last_step": None if bridge.last_record is None else _step(bridge.last_record),
-        "internal_states": [{"avg_spec_accept_length": bridge.acceptance_length}],
+        "last_step": None if bridge.heard.last_record is None else _step(bridge.heard.last_record),
+        "internal_states": [{"avg_spec_accept_length": bridge.heard.acceptance_length}],
     }
 
 
 def scheduler(bridge: EngineBridge) -> dict[str, Any]:
     """The scheduler's settings, what its gate is worth by now, and counts since the start. There must be a model."""
-    scheduling, record = bridge.scheduling, bridge.last_record
+    scheduling, record = bridge.heard.scheduling, bridge.heard.last_record
     assert scheduling is not None, "the engine reports before it is ready"
     state = scheduling.state._asdict()
     gate = [depth._asdict() for depth in state.pop("drift")]

@@ -16,7 +16,8 @@ from echo_sched.engine.draft import Drafter
 from echo_sched.engine.forward import Target
 from echo_sched.engine.kernels import Numerics
 from echo_sched.engine.kv import KVCache, slot_len
-from echo_sched.engine.models import kv_shape, model_facts, use_own_attention
+from echo_sched.engine.model_config import kv_shape
+from echo_sched.engine.models import model_facts, use_own_attention
 from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.engine.reference import ReferenceResult, reference_decode
 from echo_sched.engine.sampling import sample

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from echo_sched.engine.attention import AttentionPlan, group_segments, packed_attention
+from echo_sched.engine.attention import AttentionPlan, packed_attention
+from echo_sched.engine.groups import group_segments
 from echo_sched.engine.kv import KVCache, KVShape
 from echo_sched.errors import ModelError
 from echo_sched.tree import Segment, SuperTree, ancestor_mask, pack

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from echo_sched.engine import models
+from echo_sched.engine import model_config
 from echo_sched.engine.reference import reference_decode
 from echo_sched.types import Request, SamplingParams
 from tests.fakes import ScriptedDrafter
@@ -184,7 +184,7 @@ def test_a_prompt_up_to_the_models_limit_in_chunks_beside_trees(family: str) -> 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "phi3"])
 def test_a_request_that_fills_the_context_emits_what_plain_decoding_emits(family: str) -> None:
     """Through the loop: prompt chunks beside running decodes, then drafts up to the last position."""
-    limit = models.choose_max_len(tiny_model(family).config, None)
+    limit = model_config.choose_max_len(tiny_model(family).config, None)
     params = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
     full = Request("full", random_prompt(limit - 12), params)
     expected = reference_decode(tiny_model(family), full.prompt_ids, params, ()).output_ids

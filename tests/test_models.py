@@ -24,16 +24,9 @@ from transformers import (
     ViTConfig,
 )
 
-from echo_sched.engine import kernels, models
-from echo_sched.engine.kernels import (
-    InvariantFunctions,
-    PackedLinear,
-    PaddedLinear,
-    UnsplitActivation,
-    UnsplitRotary,
-    padded_linear,
-    unsplit,
-)
+from echo_sched.engine import kernels, model_config, models
+from echo_sched.engine.elementwise import UnsplitActivation, UnsplitRotary, unsplit
+from echo_sched.engine.kernels import InvariantFunctions, PackedLinear, PaddedLinear, padded_linear
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.errors import ConfigError, ModelError
@@ -66,7 +59,7 @@ def test_every_family_passes_the_probe(family: str, dtype: torch.dtype, numerics
 def test_the_probe_finds_attention_that_sees_a_rejected_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: every row sees all rows before it, as in a plain causal mask."""
     monkeypatch.setattr(
-        "echo_sched.engine.attention.ancestor_mask",
+        "echo_sched.engine.groups.ancestor_mask",
         lambda parents: torch.ones(len(parents), len(parents)).tril().numpy(),
     )
     with pytest.raises(ModelError, match="packed logits differ"):
@@ -123,7 +116,7 @@ def test_products_do_not_depend_on_the_number_of_rows() -> None:
 )
 def test_configs_that_cannot_be_served_are_refused_with_the_reason(config: PretrainedConfig, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        models.check_config(config)
+        model_config.check_config(config)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +128,7 @@ def test_configs_that_cannot_be_served_are_refused_with_the_reason(config: Pretr
     ],
 )
 def test_models_whose_configs_look_harmless_are_refused_by_the_probe(config: PretrainedConfig, reason: str) -> None:
-    models.check_config(config)
+    model_config.check_config(config)
     config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id = VOCAB_SIZE, None, None, None
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with pytest.raises(ModelError, match=reason):
@@ -144,15 +137,15 @@ def test_models_whose_configs_look_harmless_are_refused_by_the_probe(config: Pre
 
 def test_lengths_that_the_model_cannot_serve_are_refused() -> None:
     short = LlamaConfig(max_position_embeddings=64)
-    assert models.choose_max_len(short, None) == models.choose_max_len(short, 64) == 64
-    assert models.choose_max_len(LlamaConfig(max_position_embeddings=8192), None) == models.DEFAULT_MAX_LEN
+    assert model_config.choose_max_len(short, None) == model_config.choose_max_len(short, 64) == 64
+    assert model_config.choose_max_len(LlamaConfig(max_position_embeddings=8192), None) == model_config.DEFAULT_MAX_LEN
     with pytest.raises(ConfigError, match="64 positions of this model"):
-        models.choose_max_len(short, 128)
+        model_config.choose_max_len(short, 128)
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     scaled = LlamaConfig(max_position_embeddings=256, rope_parameters=rope)
-    assert models.choose_max_len(scaled, None) == 64
+    assert model_config.choose_max_len(scaled, None) == 64
     with pytest.raises(ConfigError, match="the 64 positions that llama's dynamic rotary scaling leaves alone"):
-        models.choose_max_len(scaled, 128)
+        model_config.choose_max_len(scaled, 128)
 
 
 @pytest.mark.parametrize("family", ["phi3", "gemma3"])
@@ -162,9 +155,9 @@ def test_rotary_scalings_that_depend_on_the_longest_neighbour_bound_the_length(f
     if family == "gemma3":
         dynamic = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": MAX_POSITIONS // 2}
         config.rope_parameters["full_attention"] |= dynamic
-    assert models.choose_max_len(config, None) == MAX_POSITIONS // 2
+    assert model_config.choose_max_len(config, None) == MAX_POSITIONS // 2
     with pytest.raises(ConfigError, match=r"(dynamic|longrope) rotary scaling leaves alone"):
-        models.choose_max_len(config, MAX_POSITIONS // 2 + 1)
+        model_config.choose_max_len(config, MAX_POSITIONS // 2 + 1)
 
 
 def damaged(folder: Path, kind: str) -> str:
@@ -187,9 +180,8 @@ def damaged(folder: Path, kind: str) -> str:
 @pytest.mark.parametrize("kind", ["truncated weights", "a weight is missing", "no weights", "nonsense in the config"])
 def test_a_damaged_model_is_one_clear_line(kind: str, tmp_path: Path) -> None:
     path = damaged(tmp_path, kind)
-    read = (
-        models.read_config if kind == "nonsense in the config" else lambda p: models.load_weights(p, torch.float32, CPU)
-    )
+    load = partial(models.load_weights, dtype=torch.float32, device=CPU)
+    read = model_config.read_config if kind == "nonsense in the config" else load
     with pytest.raises(ModelError) as caught:
         read(path)
     assert "\n" not in str(caught.value)
@@ -203,7 +195,7 @@ def test_a_device_that_torch_cannot_use_is_refused(name: str, reason: str) -> No
 
 def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot read a model config") as caught:
-        models.read_config(str(tmp_path))
+        model_config.read_config(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 

@@ -11,7 +11,8 @@ from calibration.record import offer_trace, record, tracing
 from calibration.simulate.clairvoyant import accepted_per_step, draw_steps, share, yardsticks
 from calibration.simulate.figures import figures, jain
 from calibration.simulate.recorded import RecordedOffers
-from calibration.simulate.simulation import SimulatedRun, Simulation
+from calibration.simulate.simulated import SimulatedRun
+from calibration.simulate.simulation import Simulation
 from calibration.trace import OfferTrace, TracedRequest, TraceHeader
 from echo_sched.arms import parse_arms
 from echo_sched.config import EngineConfig

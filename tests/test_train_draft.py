@@ -24,11 +24,12 @@ from calibration.train_draft.batches import deal, make_batch
 from calibration.train_draft.data import Conversation, draft_vocabulary, draw, load_generations, split
 from calibration.train_draft.lessons import Lessons, Scoreboard, step_losses, weigh
 from calibration.train_draft.plot import curve_svg, draw_accuracy, draw_loss
+from calibration.train_draft.schedule import Recipe, has_stalled, rate
 from calibration.train_draft.start import first_head
 from calibration.train_draft.state import TrainingState
 from calibration.train_draft.store import FeatureStore
 from calibration.train_draft.target import Features, TeachingTarget, load_target
-from calibration.train_draft.trainer import Recipe, Trainer, has_stalled, rate
+from calibration.train_draft.trainer import Trainer
 from calibration.train_draft.unroll import unroll
 from echo_sched import cli
 from echo_sched.config import EngineConfig

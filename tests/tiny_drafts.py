@@ -6,7 +6,8 @@ from echo_sched.engine.attention import ATTENTION_NAME
 from echo_sched.engine.draft.lm.drafter import LMDrafter
 from echo_sched.engine.forward import Target
 from echo_sched.engine.kv import KVCache, slot_len
-from echo_sched.engine.models import kv_shape, model_facts
+from echo_sched.engine.model_config import kv_shape
+from echo_sched.engine.models import model_facts
 from tests.loops import CPU, TAIL_LEN
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 

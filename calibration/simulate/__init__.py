@@ -5,6 +5,7 @@ main.py         from a trace and arms to a report
 recorded.py     a trace as a drafter
 replay.py       one step through the real plan and allocation
 simulation.py   whole requests, admitted and served in a closed loop
+simulated.py    what that gives, step by step and request by request
 clairvoyant.py  what a scheduler that knew the answers would have accepted
 figures.py      numbers of a run
 tables.py       what a person is shown

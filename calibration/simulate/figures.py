@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.simulate.simulation import Served, SimulatedRun
+from calibration.simulate.simulated import Served, SimulatedRun
 
 PERCENTILES = (50, 95, 99)
 

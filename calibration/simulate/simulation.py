@@ -8,55 +8,18 @@ who draft committed since they last did. Knows nothing of files and of what is m
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from calibration.simulate.recorded import RecordedOffers
 from calibration.simulate.replay import replay_step
+from calibration.simulate.simulated import Served, SimulatedRun, SimulatedStep
 from calibration.trace import TracedRequest
 from echo_sched.scheduler.admission import chunk_sizes, num_admitted
 from echo_sched.scheduler.cost import CostTable
-from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.plan import Load, Plan
 from echo_sched.scheduler.policy import Policy
 from echo_sched.tree import IntArray
-
-
-class SimulatedStep(NamedTuple):
-    """One step in plain numbers, named as in StepRecord."""
-
-    seconds: float
-    k_max: int
-    num_decoding: int
-    num_prompt_tokens: int
-    num_levels: int
-    num_verified: int
-    num_accepted: int
-    num_emitted: int
-    num_cut: int  # requests whose right path ended here only since the trace did not draft it further
-
-
-class Served(NamedTuple):
-    """A finished request. It was admitted at once when it came, so all its waiting is for tokens."""
-
-    arrived_at: float
-    output_times: tuple[float, ...]  # of the steps that gave it tokens
-    num_output_tokens: int
-
-    @property
-    def seconds(self) -> float:
-        """From its admission to its last token."""
-        return self.output_times[-1] - self.arrived_at
-
-
-@dataclass(frozen=True)
-class SimulatedRun:
-    steps: tuple[SimulatedStep, ...]
-    served: tuple[Served, ...]  # in order of finishing
-
-    @property
-    def duration(self) -> float:
-        return sum(step.seconds for step in self.steps)
 
 
 @dataclass(eq=False)
@@ -122,15 +85,13 @@ class Simulation:
         load = self._load(decoding, chunks)
         plan = self._policy.plan(load)
         pools = np.array([self._recorded.pool_of(r.index, r.num_output) for r in decoding], np.int64)
-        caps = np.array([r.traced.max_new_tokens - r.num_output - 1 for r in decoding], np.int64)
-        caps = plan.drafting_caps(
-            caps, np.array([r.traced.num_prompt_tokens + r.num_output for r in decoding], np.int64)
-        )
+        caps = _caps(plan, decoding)
         accepted, report, num_cut = replay_step(self._recorded, pools, plan, caps, self._max_children)
         num_verified = int(report.num_nodes.sum())
-        seconds = self._cost.seconds_for(
-            load.num_requests + load.num_prompt_tokens + num_verified, load.num_cached_tokens
-        ) + self._drafting_seconds([r for r, cap in zip(decoding, caps, strict=True) if cap > 0], report.num_levels)
+        drafting = [request for request, cap in zip(decoding, caps, strict=True) if cap > 0]
+        num_rows = load.num_requests + load.num_prompt_tokens + num_verified
+        seconds = self._cost.seconds_for(num_rows, load.num_cached_tokens)
+        seconds += self._drafting_seconds(drafting, report.num_levels)
         if self._cost.overhead is not None:
             seconds += self._cost.overhead.seconds_for(len(decoding) + len(chunks))
         self._clock += seconds
@@ -195,3 +156,10 @@ class Simulation:
             if request.done:
                 self._served.append(Served(request.admitted_at, tuple(request.output_times), request.num_output))
         self._running = [request for request in self._running if not request.done]
+
+
+def _caps(plan: Plan, decoding: list[_Request]) -> IntArray:
+    """[B] how deep each tree may grow."""
+    left = np.array([request.traced.max_new_tokens - request.num_output - 1 for request in decoding], np.int64)
+    lengths = np.array([request.traced.num_prompt_tokens + request.num_output for request in decoding], np.int64)
+    return plan.drafting_caps(left, lengths)

@@ -8,6 +8,7 @@ batches.py             sequences of similar length, packed
 target.py, store.py    what the head learns from: hidden states and next-token distributions, computed or kept on disk
 unroll.py              the head run as it will draft: several steps on its own hidden states
 lessons.py             loss and held-out accuracy of those steps
-trainer.py, state.py   passes over the data, schedule, stop rule; what a stopped run continues from
+trainer.py, state.py   passes over the data; what a stopped run continues from
+schedule.py            the recipe: how long, how hard, and when to stop
 output.py              the folder that a run leaves, with plot.py and card.py for people
 """

@@ -17,11 +17,12 @@ from calibration.train_draft.card import CardFacts, card
 from calibration.train_draft.data import Corpus
 from calibration.train_draft.flags import ENGINE_FLAGS
 from calibration.train_draft.plot import curve_svg
+from calibration.train_draft.schedule import Recipe
 from calibration.train_draft.state import replace_file
 from calibration.train_draft.target import TeachingTarget
-from calibration.train_draft.trainer import Recipe, Trainer
+from calibration.train_draft.trainer import Trainer
+from echo_sched.convert import source_note
 from echo_sched.engine.draft.eagle3 import Eagle3Head, save_head
-from echo_sched.fetch import source_note
 from echo_sched.provenance import provenance
 
 

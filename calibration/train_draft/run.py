@@ -18,14 +18,16 @@ from calibration.train_draft.batches import Batch
 from calibration.train_draft.data import Corpus, draft_vocabulary, draw, load_generations, split
 from calibration.train_draft.flags import state_file
 from calibration.train_draft.output import HeadFolder
+from calibration.train_draft.schedule import Recipe
 from calibration.train_draft.start import first_head, head_config
 from calibration.train_draft.store import FeatureStore
 from calibration.train_draft.target import Features, TeachingTarget, load_target
-from calibration.train_draft.trainer import Recipe, Trainer
+from calibration.train_draft.trainer import Trainer
 from echo_sched.config import EngineConfig
 from echo_sched.engine.draft.eagle3 import Eagle3Config
 from echo_sched.engine.memory import resolve_device
-from echo_sched.engine.models import load_tokenizer, read_config
+from echo_sched.engine.model_config import read_config
+from echo_sched.engine.models import load_tokenizer
 from echo_sched.fetch import resolve_model
 from echo_sched.flags import engine_config
 from echo_sched.loop import DecodeLoop

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from calibration.train_draft.data import DraftVocabulary
 from calibration.train_draft.target import TeachingTarget
 from echo_sched.engine.draft.eagle3 import Eagle3Config, Eagle3Head, default_aux_layers
-from echo_sched.engine.models import kv_shape
+from echo_sched.engine.model_config import kv_shape
 from echo_sched.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from calibration.train_draft.batches import Batch
-from echo_sched.engine import models
+from echo_sched.engine import model_config, models
 from echo_sched.engine.kernels import install_kernels, packed_bytes
 from echo_sched.engine.memory import free_bytes
 from echo_sched.engine.models import ModelFacts
@@ -99,10 +99,10 @@ def load_target(
     path: str, *, dtype: str, device: torch.device, max_len: int | None
 ) -> tuple[PreTrainedModel, ModelFacts]:
     """The model with its own attention and our matrix kernels. Raises ModelError or ConfigError."""
-    config = models.read_config(path)
-    models.check_config(config)
-    longest = models.choose_max_len(config, max_len)
-    torch_dtype = models.choose_dtype(dtype, config)
+    config = model_config.read_config(path)
+    model_config.check_config(config)
+    longest = model_config.choose_max_len(config, max_len)
+    torch_dtype = model_config.choose_dtype(dtype, config)
     model = models.load_weights(path, torch_dtype, device)
     models.use_own_attention(model)
     facts = models.model_facts(path, model, torch_dtype, longest)

@@ -1,16 +1,14 @@
 """Passes over the training conversations until the budget is spent or the head stops improving.
 
-Order of batches, schedule and stop rule depend on (seed, pass, batch) and on what was seen, so a resumed run repeats an
-uninterrupted one. While it learns, the head reads features divided by their usual size, channel by channel: a target's
-channels differ by orders of magnitude, and the optimizer's steps do not. `trained_head` puts that into the fusion's
-weights. Knows no files but the state's.
+Order of batches, schedule and stop rule (schedule.py) depend on (seed, pass, batch) and on what was seen, so a resumed
+run repeats an uninterrupted one. While it learns, the head reads features divided by their usual size, channel by
+channel: a target's channels differ by orders of magnitude, and the optimizer's steps do not. `trained_head` puts that
+into the fusion's weights. Knows no files but the state's.
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from torch import Tensor
 from calibration.train_draft.batches import Batch, deal, make_batch
 from calibration.train_draft.data import Conversation
 from calibration.train_draft.lessons import Lessons, Score, Scoreboard, step_losses, weigh
+from calibration.train_draft.schedule import Recipe, has_stalled, rate
 from calibration.train_draft.state import TrainingState, load_state, save_state
 from calibration.train_draft.target import Features, TeachingTarget
 from calibration.train_draft.unroll import unroll
@@ -28,30 +27,12 @@ from echo_sched.engine.draft.eagle3.head import Eagle3Head
 from echo_sched.engine.kernels import computes_bfloat16
 from echo_sched.notice import say
 
-WARM_UP = 0.03  # share of the budget in which the learning rate rises
-LOWEST_RATE = 0.02  # of the peak: where the cosine ends
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.01
 MAX_GRAD_NORM = 1.0
 LOG_EVERY = 10  # steps
-STOP_GAIN, STOP_PASSES = 0.002, 2  # less than this in so many passes ends the run
 SCALE_ROWS = 8192  # rows from which the usual size of a channel is read
 SMALLEST_SCALE = 1e-3  # of the middle channel's
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How long and how hard to train."""
-
-    epochs: int
-    max_minutes: float | None
-    batch_tokens: int
-    learning_rate: float
-    unroll: int
-    eval_every: int | None  # steps; None: after each pass only
-    checkpoint_every: int  # steps
-    seed: int
-    compute_dtype: str  # auto, float32 or bfloat16
 
 
 class Trainer:
@@ -213,24 +194,10 @@ class Trainer:
         save_state(self._state_path, self._identity, self.state, tensors)
 
 
-def rate(progress: float) -> float:
-    """Learning rate as a share of its peak: a linear rise, then half a cosine. progress: in [0, 1]."""
-    if progress < WARM_UP:
-        return (progress + 0.02 * WARM_UP) / (1.02 * WARM_UP)
-    fall = (progress - WARM_UP) / (1.0 - WARM_UP)
-    return LOWEST_RATE + (1.0 - LOWEST_RATE) * 0.5 * (1.0 + math.cos(math.pi * min(fall, 1.0)))
-
-
 def usual_size(rows: Tensor) -> Tensor:
     """[N, channels] -> [channels]: the median magnitude, which a few huge rows (the first of a text) do not move."""
     size = rows.abs().median(0).values
     return size.clamp(min=SMALLEST_SCALE * float(size.median()) + torch.finfo(size.dtype).tiny)
-
-
-def has_stalled(state: TrainingState) -> bool:
-    """Whether the last passes gained too little held-out first-step accuracy to go on."""
-    firsts = [row["accuracy"][0] for row in state.scores(pass_ends=True)]
-    return len(firsts) > STOP_PASSES and firsts[-1] - firsts[-1 - STOP_PASSES] < STOP_GAIN
 
 
 def describe(score: Score) -> str:

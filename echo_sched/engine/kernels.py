@@ -8,10 +8,8 @@ product has neither: in float32 its rows were bitwise equal for every row count 
     exact   the packed float32 product for every row count, a lone row twice (bfloat16 in and out rounded once each);
             where oneDNN does not serve (float64, other devices): F.linear on rows padded to a fixed multiple
 
-Elementwise functions have the same weakness in disguise: torch splits a large one among its threads, and the end of
-each part runs code that rounds differently, so in exact numerics activations and rotary tables are computed in parts.
-
-Exactness is not assumed from this: probe.py checks it at load. Knows nothing of attention, caches or requests.
+Elementwise functions have that weakness in disguise: elementwise.py. Exactness is not assumed from either: probe.py
+checks it at load. Knows nothing of attention, caches or requests.
 """
 
 from collections.abc import Callable
@@ -23,20 +21,16 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
-from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
+from echo_sched.engine.elementwise import compute_in_parts, unsplit
+
 Numerics = Literal["fast", "exact"]
-_ACTIVATIONS: tuple[Any, ...] = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
 
 # Rows from which the packed float32 product is faster than F.linear (docs/log.md). Packed bfloat16 always is.
 PACKED_FROM_ROWS = {torch.bfloat16: 3, torch.float32: 2}
 # F.linear's rows were bitwise independent of their number when it was a multiple of 4 (float32) or 2 (float64).
 EXACT_ROW_MULTIPLE = 8
-# torch gives an elementwise function on the CPU to one thread as long as it has no more elements than this.
-UNSPLIT_ELEMENTS = 32768
-UNSPLIT_POSITIONS = 64  # of a rotary table: its rows are at most a few hundred wide
-UNSPLIT_WIDTH = 64  # a multiple of every vector's length
 
 
 class PackedLinear(nn.Module):
@@ -84,44 +78,6 @@ def padded_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     flat = rows.reshape(-1, rows.shape[-1])
     product = linear(pad(flat, (0, 0, 0, -flat.shape[0] % EXACT_ROW_MULTIPLE)), weight, bias)
     return product[: flat.shape[0]].view(*rows.shape[:-1], -1)
-
-
-class UnsplitActivation(nn.Module):
-    """An activation function that rounds a row the same whatever the number of rows and of torch's threads."""
-
-    def __init__(self, function: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return unsplit(self.function, rows)
-
-
-class UnsplitRotary(nn.Module):
-    """A rotary embedding (hidden, position_ids, ...) -> (cos, sin), in parts of as many positions each."""
-
-    def __init__(self, embedding: nn.Module) -> None:
-        super().__init__()
-        self.embedding = embedding
-
-    def forward(self, hidden: Tensor, position_ids: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, ...]:
-        count = position_ids.shape[1]
-        whole = pad(position_ids, (0, -count % UNSPLIT_POSITIONS))
-        parts = [self.embedding(hidden, part, *rest, **named) for part in whole.split(UNSPLIT_POSITIONS, dim=1)]
-        return tuple(torch.cat(table, dim=1)[:, :count] for table in zip(*parts, strict=True))
-
-
-def unsplit(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """An elementwise function [..., width], a few rows at a time and filled to whole vectors: so no row is cut by a
-    thread's boundary, and none ends where code for left-over elements would round it differently.
-    """
-    width = rows.shape[-1]
-    missing = -width % UNSPLIT_WIDTH
-    if rows.device.type != "cpu" or (not missing and torch.get_num_threads() <= 2):  # halves of whole vectors are whole
-        return function(rows)
-    flat = pad(rows.reshape(-1, width), (0, missing))
-    parts = flat.split(max(1, UNSPLIT_ELEMENTS // flat.shape[1]))
-    return torch.cat([function(part) for part in parts])[:, :width].view(rows.shape)
 
 
 class InvariantFunctions(TorchFunctionMode):
@@ -175,7 +131,7 @@ def install_kernels(model: nn.Module, numerics: Numerics, *, allow_packing: bool
         weight = nn.Parameter(module.weight.t().contiguous()) if isinstance(module, Conv1D) else module.weight
         setattr(parent, name, build(weight, module.bias))
     if numerics == "exact":
-        _unsplit(model)
+        compute_in_parts(model)
     return chosen
 
 
@@ -191,16 +147,6 @@ def invariant_functions(model: PreTrainedModel) -> AbstractContextManager[object
     )
     capped = getattr(model.config, "final_logit_softcapping", None) is not None
     return InvariantFunctions() if loose or capped else nullcontext()
-
-
-def _unsplit(model: nn.Module) -> None:
-    """Compute activations and rotary tables in small parts."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, _ACTIVATIONS):
-                setattr(parent, name, UnsplitActivation(child))
-            elif name == "rotary_emb":
-                setattr(parent, name, UnsplitRotary(child))
 
 
 def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear | Conv1D]]:

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from echo_sched.engine import models
+from echo_sched.engine import model_config, models
 from echo_sched.engine.forward import Target
 from echo_sched.engine.kernels import Numerics
 from echo_sched.engine.kv import GIB, KVCache, fit_slots, slot_len
@@ -32,11 +32,11 @@ def open_target(
 
     Raises ModelError when the model cannot be served exactly, ConfigError when the settings do not fit.
     """
-    config = models.read_config(path)
-    models.check_config(config)
-    longest = models.choose_max_len(config, max_model_len)
-    torch_dtype = models.choose_dtype(dtype, config)
-    shape, max_len = models.kv_shape(config), slot_len(longest, tail_len)
+    config = model_config.read_config(path)
+    model_config.check_config(config)
+    longest = model_config.choose_max_len(config, max_model_len)
+    torch_dtype = model_config.choose_dtype(dtype, config)
+    shape, max_len = model_config.kv_shape(config), slot_len(longest, tail_len)
     num_bytes = fit_slots(
         shape, torch_dtype, num_slots=num_slots, max_len=max_len, free=free_bytes(device), limit_gib=kv_limit_gib
     )

@@ -1,7 +1,7 @@
 """Attention over one rectangle of slots, rows and keys: queries [slots, kv_heads, rows, d] against keys and values
 [slots, kv_heads, keys, d], under an additive mask [slots, 1, rows, keys].
 
-Knows nothing of trees, requests or caches: attention.py lays the rectangles out.
+Knows nothing of trees, requests or caches: groups.py lays the rectangles out.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from echo_sched.engine.kernels import EXACT_ROW_MULTIPLE, unsplit
+from echo_sched.engine.elementwise import unsplit
+from echo_sched.engine.kernels import EXACT_ROW_MULTIPLE
 from echo_sched.engine.kv import KEY_BLOCK
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
-from echo_sched.engine.measure import CostCurve
+from echo_sched.engine.measure import CostCurve, device_facts, measure_cost
 from echo_sched.loop.decode import DecodeLoop
 from echo_sched.loop.drafting_cost import measure_drafting
 from echo_sched.provenance import machine
@@ -29,14 +29,20 @@ IDENTITY = ("processor", "num_cores", "device", "instructions", "torch", "num_th
 
 def cost_here(loop: DecodeLoop, known: CostTable | None) -> CostTable:
     """The table to reckon with: `known` if it is from a machine like this one, else measured now. Loop idle."""
-    facts = machine() | loop.machine_facts
+    facts = machine() | device_facts(loop.target.device)
     if known is not None and all(known.machine.get(name) == facts.get(name) for name in IDENTITY):
         return known
     if known is not None:
         logger.info("the profile's costs were measured on another machine (%s): measuring anew", known.machine)
     needed = loop.config.max_batch_size + loop.config.k_max + IDLE_CHUNK_FACTOR * loop.config.chunk_tokens
     num_tokens = [rows for rows in NUM_TOKENS if rows <= max(needed, NUM_TOKENS[0])]
-    curve = loop.measure_cost(num_tokens=num_tokens, cached_tokens=CACHED_TOKENS, num_repeats=NUM_REPEATS)
+    curve = measure_cost(
+        loop.target,
+        max_model_len=loop.max_model_len,
+        num_tokens=num_tokens,
+        cached_tokens=CACHED_TOKENS,
+        num_repeats=NUM_REPEATS,
+    )
     table = cost_table(curve, measure_drafting(loop), facts)
     _log(table)
     return table

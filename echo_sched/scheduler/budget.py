@@ -2,28 +2,27 @@
 
     R = K_max
     grant(depth 1), grant(depth 2), ...     gate -> offers -> charge, best path first, until `done`
-    finish()                                widen: what was seen and not granted, best first, until R == 0;
-                                            or rerank: growing was free, the best K_max of all seen are paid for;
-                                            or drop: the plan has nothing verified
+    finish()                                widen, rerank or drop (finish.py)
 
 Where the plan has a price, nothing is bought that does not raise the tokens expected per second, except what floors and
 latency targets claim (fairness.py): that comes first, and whatever it costs. Order and ties are those of order.py
 everywhere. Knows no drafter, no model and no policy, only the plan. After ECHO (arXiv 2604.09603), as
-reported, and EAGLE-2's rerank (EMNLP 2024); tie rules and bookkeeping are ours.
+reported; tie rules and bookkeeping are ours.
 """
-
-from itertools import pairwise
 
 import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
+from echo_sched.scheduler.account import Account
 from echo_sched.scheduler.fairness import FLOOR, REST, Fairness
+from echo_sched.scheduler.finish import Grown, finish
 from echo_sched.scheduler.gate import GateDecision, read_gate
+from echo_sched.scheduler.level import Level
 from echo_sched.scheduler.order import best_first, largest, mask, rank_within
 from echo_sched.scheduler.plan import AllocationReport, Grant, Plan, Selection
 from echo_sched.scheduler.seen import NOT_GRANTED, Seen
 from echo_sched.scheduler.tally import Tally
-from echo_sched.tree import ROOT, BoolArray, FloatArray, IntArray, Offers
+from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
 UNLIMITED = np.iinfo(np.int32).max  # nodes: what growing costs when only the best are paid for in the end
 
@@ -46,21 +45,16 @@ class Allocation:
         self._limits = np.full(num_requests, UNLIMITED) if plan.rerank else self._shares  # [B] while growing
         self._depth = 0
         self._finished = False
-        self._gained = 0.0  # chances of the granted nodes, summed
-        self._gained_by = np.zeros(num_requests)  # the same by request
-        self._num_nodes = np.zeros(num_requests, np.int64)
+        self._account = Account(plan, num_requests, free=plan.rerank)
+        self._level = Level.roots(num_requests)
         self._tally = Tally(plan, num_requests)
         self._seen: list[Seen] = []
         self._num_seen = np.zeros(num_requests, np.int64)
         # The K_max largest chances seen, and the K_max largest worths, which are chances times weights; where the plan
         # reranks. In no order.
         self._best_chances, self._best_worths = np.zeros(0), np.zeros(0)
-        # Request i's frontier is its nodes [first[i], num_nodes[i]), whose values start at level_start[i].
-        self._first = np.full(num_requests, ROOT)
-        self._level_start = np.arange(num_requests)
-        self._level_logp, self._level_chance = np.zeros(num_requests), np.ones(num_requests)
         self.active: BoolArray = (self._caps > 0) & (self._shares > 0)  # [B] requests whose trees go on
-        self._goes_on = self._room(1) > 0
+        self._goes_on = self._account.room(1) > 0
 
     @property
     def done(self) -> bool:
@@ -73,62 +67,49 @@ class Allocation:
         A request without candidates ends here; that is no truncation.
         """
         assert not self.done and not self._finished
+        assert self.active[candidates.request].all(), "only active requests have candidates"
         self._depth += 1
         candidates = best_first(candidates, self._fairness.weight)
-        row = self._frontier_rows(candidates)
-        chance = np.minimum(self._level_chance[row], self._acceptance.chance(self._depth, candidates.path_logp))
+        row = self._level.rows(candidates)
+        chance = np.minimum(self._level.chance[row], self._acceptance.chance(self._depth, candidates.path_logp))
         decision = self._read_gate(candidates, row)
         self._note_seen(candidates, chance)
         offered = self._offered(candidates, decision)
         granted, num_claimed = self._affordable(offered, candidates.request, chance)
-        bought = granted[: self._num_bought(chance[granted], num_claimed)]
+        bought = granted[: self._account.num_bought(chance[granted], num_claimed, self._depth)]
         self._tally.note_level(
             self._depth, decision, *(candidates.request[rows] for rows in (offered, granted, bought))
         )
         # The parents of what is not granted are granted nodes, so any of it may become a leaf. A request truncated for
         # lack of budget is no truncation point to widen at: nothing is left to widen with.
         numbers = np.full(candidates.size, NOT_GRANTED)
-        numbers[bought] = self._charge(candidates.take(bought), chance[bought])
+        numbers[bought] = self._account.charge(candidates.request[bought], chance[bought])
+        self._level = Level.of(candidates.take(bought), numbers[bought], chance[bought], self._account.num_nodes)
         self._seen.append(Seen(candidates, numbers, np.full(candidates.size, self._depth), chance, decision.stopped))
         served = mask(len(self._caps), candidates.request[bought])
-        self.active = served & (self._caps > self._depth) & (self._num_nodes < self._limits)
+        self.active = served & (self._caps > self._depth) & (self._account.num_nodes < self._limits)
         frontier = chance[bought][self.active[candidates.request[bought]]]
-        self._goes_on = self._room(self._depth + 1) > 0 and self._next_level_pays(frontier)
+        self._goes_on = self._account.room(self._depth + 1) > 0 and self._next_level_pays(frontier)
         return Grant(candidates.take(bought), numbers[bought], self.active)
 
     def finish(self) -> Selection:
         """End the trees: rerank, widen or drop them, as the plan says. What is added is a leaf."""
         assert not self._finished
         self._finished = True
-        if not self._plan.verify:
-            return self._drop()
-        if self._plan.rerank:
-            return self._rerank()
-        return Selection(self._widen(), None)
+        seen = Seen.concat(self._seen)
+        grown = Grown(self._plan, self._fairness, self._shares, seen, self._account, self._depth)
+        selection, self._account = finish(grown, self._tally)
+        return selection
 
     @property
     def report(self) -> AllocationReport:
         """What was done so far."""
-        return self._tally.report(self._depth, self._num_nodes, Seen.concat(self._seen), self._gained)
-
-    def _room(self, num_levels: int) -> int:
-        """Nodes that may yet be granted, R, beside the drafting of so many levels."""
-        plan, num_nodes = self._plan, 0 if self._plan.rerank else int(self._num_nodes.sum())
-        most = plan.k_max if plan.price is None else min(plan.k_max, plan.price.most_nodes(num_levels))
-        return most - num_nodes
-
-    def _frontier_rows(self, candidates: Offers) -> IntArray:
-        """[C] where each candidate's parent is among the frontier's values."""
-        request, parent = candidates.request, candidates.parent
-        assert self.active[request].all(), "only active requests have candidates"
-        offset = parent - self._first[request]
-        assert ((offset >= 0) & (parent < self._num_nodes[request])).all(), "parents were granted at the depth above"
-        rows: IntArray = self._level_start[request] + offset
-        return rows
+        account = self._account
+        return self._tally.report(self._depth, account.num_nodes, Seen.concat(self._seen), account.gained)
 
     def _read_gate(self, candidates: Offers, frontier_row: IntArray) -> GateDecision:
         # The root has S = 0 and would never stop, so at depth 1 a branch is judged by its own first node.
-        judged: FloatArray = candidates.path_logp if self._depth == 1 else self._level_logp[frontier_row]
+        judged: FloatArray = candidates.path_logp if self._depth == 1 else self._level.path_logp[frontier_row]
         return read_gate(self._plan.gate_rule(self._depth), candidates, judged, len(self._caps))
 
     def _note_seen(self, candidates: Offers, chance: FloatArray) -> None:
@@ -140,11 +121,11 @@ class Allocation:
 
     def _offered(self, candidates: Offers, decision: GateDecision) -> IntArray:
         """Rows that requests ask for: past the gate, within siblings, width and share."""
-        offered = np.flatnonzero(~decision.stopped)
+        offered, num_nodes = np.flatnonzero(~decision.stopped), self._account.num_nodes
         if self._plan.children is not None:
-            family = candidates.request[offered] * (self._num_nodes.max() + 2) + candidates.parent[offered]
+            family = candidates.request[offered] * (num_nodes.max() + 2) + candidates.parent[offered]
             offered = offered[rank_within(family) < self._plan.children[self._depth - 1]]
-        limit = np.minimum(self._plan.widths[self._depth - 1], self._limits - self._num_nodes)
+        limit = np.minimum(self._plan.widths[self._depth - 1], self._limits - num_nodes)
         request = candidates.request[offered]
         within: IntArray = offered[rank_within(request) < limit[request]]
         return within
@@ -154,7 +135,8 @@ class Allocation:
 
         request and chance [C], of all candidates of the depth.
         """
-        tier = self._fairness.tiers(request[offered], chance[offered], self._num_nodes, self._gained_by)
+        account = self._account
+        tier = self._fairness.tiers(request[offered], chance[offered], account.num_nodes, account.gained_by)
         if self._plan.rerank:
             if self._plan.shares is None and offered.size:
                 # Children are never likelier than their parent: below what K_max leaves out, nothing can be kept.
@@ -162,97 +144,21 @@ class Allocation:
                 offered = offered[(worth >= self._best_worths.min()) | (tier < REST)]
             return offered, 0
         order = np.argsort(tier, kind="stable")
-        offered, tier, room = offered[order], tier[order], self._room(self._depth)
+        offered, tier, room = offered[order], tier[order], account.room(self._depth)
         in_floor = np.bincount(request[offered[tier == FLOOR]], minlength=len(self._caps))
-        num_nodes, going = self._num_nodes + in_floor, mask(len(self._caps), request[offered])
+        num_nodes, going = account.num_nodes + in_floor, mask(len(self._caps), request[offered])
         spare = self._num_seen - num_nodes
         kept_back = self._fairness.reserved(num_nodes, spare, going & (self._caps > self._depth))
         count = min(max(room - kept_back, int(in_floor.sum())), room, len(offered))
         return offered[:count], int((tier[:count] < REST).sum())
 
-    def _num_bought(self, chances: FloatArray, num_claimed: int) -> int:
-        """How many of the affordable nodes [G] are worth it, beside the claimed ones before them.
-
-        Growing is free where the best are chosen later.
-        """
-        price, rerank = self._plan.price, self._plan.rerank
-        if price is None or (rerank and not self._finished):
-            return len(chances)
-        gained, num_nodes = (0.0, 0) if rerank else (self._gained, int(self._num_nodes.sum()))
-        gained += float(chances[:num_claimed].sum())
-        return num_claimed + price.best_count(gained, chances[num_claimed:], num_nodes + num_claimed, self._depth)
-
     def _next_level_pays(self, frontier: FloatArray) -> bool:
-        price = self._plan.price
+        """`frontier`: chances of the nodes whose children would be drafted."""
+        price, account = self._plan.price, self._account
         if price is None or frontier.size == 0:
             return True
-        if (self.active & self._fairness.in_need(self._num_nodes, self._gained_by)).any():
+        if (self.active & self._fairness.in_need(account.num_nodes, account.gained_by)).any():
             return True
         if self._plan.rerank:
             return price.pays(0.0, self._best_chances, frontier, 0, self._depth)
-        return price.pays(self._gained, np.zeros(0), frontier, int(self._num_nodes.sum()), self._depth)
-
-    def _widen(self) -> Grant:
-        """Spend what is left on what was seen and not granted: on what is claimed, and on the rest if the plan says."""
-        seen, plan = Seen.concat(self._seen), self._plan
-        spare = seen.take(seen.node == NOT_GRANTED).best_first(self._fairness.weight)
-        tier = self._fairness.tiers(spare.offers.request, spare.chance, self._num_nodes, self._gained_by)
-        allowed = np.full(spare.offers.size, plan.widen)
-        if plan.widen_scope == "truncation":
-            allowed &= spare.at_truncation
-        if plan.shares is not None:  # no transfer: what a truncated request leaves is discarded, for itself too
-            allowed &= self._tally.gate_truncated[spare.offers.request] == 0
-        wanted = allowed | (tier < REST)
-        chosen = self._choose(spare.take(wanted), tier[wanted], self._shares - self._num_nodes)
-        self._tally.num_widened = np.bincount(chosen.offers.request, minlength=len(self._caps))
-        return self._leaves(chosen)
-
-    def _choose(self, ordered: Seen, tier: IntArray, room: IntArray) -> Seen:
-        """Of candidates that come best first, what may be had and is worth it: lower tiers first. room [B]."""
-        within = rank_within(ordered.offers.request) < room[ordered.offers.request]
-        ordered, tier = ordered.take(within), tier[within]
-        rows = np.argsort(tier, kind="stable")[: max(self._room(self._depth), 0)]
-        num_claimed = int((tier[rows] < REST).sum())
-        return ordered.take(rows[: self._num_bought(ordered.chance[rows], num_claimed)])
-
-    def _drop(self) -> Selection:
-        """Keep nothing of what was grown."""
-        self._tally.num_dropped, self._num_nodes = self._num_nodes, np.zeros_like(self._num_nodes)
-        self._gained = 0.0
-        return Selection(Grant.nothing(len(self._caps)), ((),) * len(self._caps))
-
-    def _rerank(self) -> Selection:
-        """Pay for the best of all that was seen, as many as pay, and drop the rest."""
-        num_grown = self._num_nodes
-        ordered = Seen.concat(self._seen).best_first(self._fairness.weight)
-        none = np.zeros_like(num_grown)
-        tier = self._fairness.tiers(ordered.offers.request, ordered.chance, none, np.zeros(len(none)))
-        kept = self._choose(ordered, tier, self._shares)
-        stay = kept.take(kept.node != NOT_GRANTED)
-        leaves = self._leaves(kept.take(kept.node == NOT_GRANTED))
-        self._gained = float(kept.chance.sum())
-        self._tally.num_dropped = num_grown - np.bincount(stay.offers.request, minlength=len(num_grown))
-        self._num_nodes = self._num_nodes - self._tally.num_dropped
-        request = np.concatenate([stay.offers.request, leaves.offers.request])
-        node = np.concatenate([stay.node, leaves.node])
-        ordered_nodes, ends = node[np.lexsort((node, request))].tolist(), np.cumsum(self._num_nodes).tolist()
-        return Selection(leaves, tuple(ordered_nodes[low:high] for low, high in pairwise([0, *ends])))
-
-    def _leaves(self, chosen: Seen) -> Grant:
-        """Charge nodes that get no children."""
-        return Grant(chosen.offers, self._charge(chosen.offers, chosen.chance), np.zeros(len(self._caps), np.bool_))
-
-    def _charge(self, granted: Offers, chance: FloatArray) -> IntArray:
-        """Pay for the nodes and make them the frontier. Returns their numbers [G]."""
-        counts = np.bincount(granted.request, minlength=len(self._caps))
-        rank = rank_within(granted.request)
-        node = self._num_nodes[granted.request] + rank
-        self._first = self._num_nodes.copy()
-        self._level_start = np.cumsum(counts) - counts
-        row = self._level_start[granted.request] + rank
-        self._level_logp, self._level_chance = np.zeros(granted.size), np.zeros(granted.size)
-        self._level_logp[row], self._level_chance[row] = granted.path_logp, chance
-        self._num_nodes = self._num_nodes + counts
-        self._gained += float(chance.sum())
-        self._gained_by = self._gained_by + np.bincount(granted.request, chance, len(self._caps))
-        return node
+        return price.pays(account.gained, np.zeros(0), frontier, account.num_paid, self._depth)

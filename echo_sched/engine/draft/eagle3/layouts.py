@@ -4,19 +4,10 @@ written in the original layout.
 original       a Llama's config with `draft_vocab_size`
 speculators    the Llama's config nested as `transformer_layer_config`
 
-Which hidden states of the target a head was trained on is told in four ways (0 is the embeddings, i the output of
-layer i - 1, num_layers the final state after its norm):
-
-    echo_sched_aux_layers                           ours, written by `save_head`: indices as they are
-    eagle_aux_hidden_state_layer_ids                vLLM and speculators: indices as they are
-    eagle_config.eagle_aux_hidden_state_layer_ids   SGLang and its trainers: numbers of layers, index = number + 1
-    nothing                                         the usual rule, (2, n // 2, n - 3): a guess, and a warning
-
 Knows nothing of tensors beyond the width of the fusion.
 """
 
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers.activations import ACT2FN
 
+from echo_sched.engine.draft.eagle3.aux_layers import find_aux_layers, named_aux_layers
 from echo_sched.engine.draft.eagle3.head import Eagle3Config
 from echo_sched.errors import ModelError
 
-logger = logging.getLogger(__name__)
-
-_IDS = "eagle_aux_hidden_state_layer_ids"
-_OWN_IDS = "echo_sched_aux_layers"
 _UNSUPPORTED = ("fc_norm", "norm_output", "mlp_bias", "parallel_drafting")
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
@@ -41,11 +29,6 @@ class TargetShape(NamedTuple):
     num_layers: int
     hidden_size: int
     vocab_size: int
-
-
-def default_aux_layers(num_layers: int) -> tuple[int, ...]:
-    """The usual rule: a low, a middle and a high hidden state."""
-    return 2, num_layers // 2, num_layers - 3
 
 
 def read_head_config(folder: str | Path) -> dict[str, Any]:
@@ -84,28 +67,9 @@ def head_config(
     """
     layer: Mapping[str, Any] = raw.get("transformer_layer_config", raw)
     eagle: Mapping[str, Any] = raw.get("eagle_config") or {}
-    for name in _UNSUPPORTED:
-        if raw.get(name) or layer.get(name):
-            raise ModelError(f"{path}: heads with {name} are not supported")
-    if layer.get("num_hidden_layers", 1) != 1:
-        raise ModelError(f"{path}: the head has {layer['num_hidden_layers']} layers; one is supported")
+    _check(path, raw, target, fused=fc_width is not None, own_embeddings=own_embeddings)
     hidden_size, num_heads = _integer(path, layer, "hidden_size"), _integer(path, layer, "num_attention_heads")
-    target_size = raw.get("target_hidden_size") or layer.get("target_hidden_size") or hidden_size
     vocab_size = _integer(path, layer, "vocab_size")
-    _agree(path, "hidden size", target_size, target.hidden_size)
-    _agree(path, "vocabulary", vocab_size, target.vocab_size)
-    if hidden_size != target.hidden_size and not own_embeddings:
-        raise ModelError(
-            f"{path}: the head is {hidden_size} wide, the target {target.hidden_size}, and no embed_tokens are given"
-        )
-    if hidden_size != target.hidden_size and fc_width is None:
-        raise ModelError(
-            f"{path}: the head is {hidden_size} wide, the target {target.hidden_size}, and no fc leads from one to the "
-            "other"
-        )
-    activation = layer.get("hidden_act", "silu")
-    if activation not in ACT2FN:
-        raise ModelError(f"{path}: unknown hidden_act {activation!r}")
     theta, scaling = _rope(path, layer)
     return Eagle3Config(
         hidden_size=hidden_size,
@@ -124,49 +88,50 @@ def head_config(
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
         norm_before_fc=bool(raw.get("norm_before_fc") or eagle.get("norm_before_fc")),
         attention_bias=bool(layer.get("attention_bias", False)),
-        hidden_act=activation,
+        hidden_act=layer.get("hidden_act", "silu"),
         own_embeddings=own_embeddings,
         fused=fc_width is not None,
     )
 
 
+def _check(path: Path, raw: Mapping[str, Any], target: TargetShape, *, fused: bool, own_embeddings: bool) -> None:
+    """Whether it is a head that we can run, and for this target. Raises ModelError."""
+    layer: Mapping[str, Any] = raw.get("transformer_layer_config", raw)
+    for name in _UNSUPPORTED:
+        if raw.get(name) or layer.get(name):
+            raise ModelError(f"{path}: heads with {name} are not supported")
+    if layer.get("num_hidden_layers", 1) != 1:
+        raise ModelError(f"{path}: the head has {layer['num_hidden_layers']} layers; one is supported")
+    needed = ("hidden_size", "num_attention_heads", "vocab_size")
+    hidden_size, _, vocab_size = (_integer(path, layer, name) for name in needed)
+    target_size = raw.get("target_hidden_size") or layer.get("target_hidden_size") or hidden_size
+    _agree(path, "hidden size", target_size, target.hidden_size)
+    _agree(path, "vocabulary", vocab_size, target.vocab_size)
+    if hidden_size != target.hidden_size and not own_embeddings:
+        raise ModelError(
+            f"{path}: the head is {hidden_size} wide, the target {target.hidden_size}, and no embed_tokens are given"
+        )
+    if hidden_size != target.hidden_size and not fused:
+        raise ModelError(
+            f"{path}: the head is {hidden_size} wide, the target {target.hidden_size}, and no fc leads from one to the "
+            "other"
+        )
+    activation = layer.get("hidden_act", "silu")
+    if activation not in ACT2FN:
+        raise ModelError(f"{path}: unknown hidden_act {activation!r}")
+
+
 def _aux_layers(
     path: Path, raw: Mapping[str, Any], target: TargetShape, width: int, override: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Which hidden states the head reads, see the module's table. Their number must fit the fusion's width."""
+    """Which hidden states the head reads. Their number must fit the fusion's width."""
     num_aux, rest = divmod(width, target.hidden_size)
     if rest or not num_aux:
         raise ModelError(
             f"{path}: fc reads features of {width}, which is no multiple of the target's hidden size "
             f"{target.hidden_size}: the head was made for another target"
         )
-    layers = override or _told_layers(raw, target.num_layers)
-    if layers is None:
-        layers = default_aux_layers(target.num_layers) if num_aux != 1 else (target.num_layers,)
-        logger.warning(
-            "%s does not say which hidden states of the target it reads; guessing %s. If few drafts are accepted, set "
-            "--draft-aux-layers",
-            path,
-            ",".join(map(str, layers)),
-        )
-    if len(layers) != num_aux:
-        raise ModelError(
-            f"{path}: the head reads {num_aux} hidden states of the target, but {len(layers)} are named "
-            f"({','.join(map(str, layers))}); set --draft-aux-layers"
-        )
-    wrong = [layer for layer in layers if not 0 <= layer <= target.num_layers]
-    if wrong:
-        raise ModelError(f"{path}: the target has no hidden state {wrong[0]}; they are 0 to {target.num_layers}")
-    return layers
-
-
-def _told_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...] | None:
-    eagle: Mapping[str, Any] = raw.get("eagle_config") or {}
-    if eagle.get("use_aux_hidden_state") is False:
-        return (num_layers,)
-    if raw.get(_OWN_IDS) or raw.get(_IDS):
-        return tuple(int(layer) for layer in raw.get(_OWN_IDS) or raw[_IDS])
-    return tuple(int(layer) + 1 for layer in eagle[_IDS]) if eagle.get(_IDS) else None
+    return find_aux_layers(path, raw, num_layers=target.num_layers, num_aux=num_aux, override=override)
 
 
 def _rope(path: Path, layer: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
@@ -192,12 +157,8 @@ def _agree(path: Path, what: str, of_head: int, of_target: int) -> None:
 
 
 def public_config(config: Eagle3Config, num_target_layers: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The original layout.
-
-    The layer ids are left out where they are the usual ones: engines disagree about what explicit ids mean, so others
-    are written in both meanings, each where the engine of that meaning looks.
-    """
-    public: dict[str, Any] = {
+    """The original layout."""
+    return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
@@ -219,10 +180,5 @@ def public_config(config: Eagle3Config, num_target_layers: int, dtype: torch.dty
         "norm_before_fc": config.norm_before_fc,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        _OWN_IDS: list(config.aux_layers),
+        **named_aux_layers(config.aux_layers, num_target_layers),
     }
-    if config.aux_layers != default_aux_layers(num_target_layers):
-        public[_IDS] = list(config.aux_layers)
-        public["num_aux_hidden_states"] = config.num_aux
-        public["eagle_config"] = {_IDS: [layer - 1 for layer in config.aux_layers]}
-    return public

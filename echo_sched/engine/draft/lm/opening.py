@@ -2,7 +2,7 @@
 
 import logging
 
-from echo_sched.engine import models
+from echo_sched.engine import model_config
 from echo_sched.engine.draft.lm.drafter import LMDrafter
 from echo_sched.engine.draft.lm.vocabulary import shared_vocabulary
 from echo_sched.engine.forward import Target
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 def check_draft_model(name: str, folder: str) -> None:
     """The load rule, as far as a config tells. Raises ModelError."""
     try:
-        models.check_config(models.read_config(folder))
+        model_config.check_config(model_config.read_config(folder))
     except ModelError as error:
         raise _named(name, error) from error
 
@@ -27,7 +27,7 @@ def open_lm(name: str, folder: str, target: Target, *, coupled: bool = False) ->
     ConfigError when it does not fit into memory.
     """
     try:
-        longest, _ = models.longest_request(models.read_config(folder))
+        longest, _ = model_config.longest_request(model_config.read_config(folder))
         model = open_target(
             folder,
             dtype=str(target.facts.dtype).removeprefix("torch."),

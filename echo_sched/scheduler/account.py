@@ -1,0 +1,49 @@
+"""What one step has bought: nodes by request, the chances they bring, and how much room is left in K_max.
+
+Where the plan has a price, only what is claimed is bought without raising the tokens expected per second. Knows no
+candidates and no order among them.
+"""
+
+import numpy as np
+
+from echo_sched.scheduler.order import rank_within
+from echo_sched.scheduler.plan import Plan
+from echo_sched.tree import FloatArray, IntArray
+
+
+class Account:
+    """Of B requests. `free`: nodes are numbered and counted, but take no room and need not be worth anything."""
+
+    def __init__(self, plan: Plan, num_requests: int, *, free: bool = False) -> None:
+        self.num_nodes = np.zeros(num_requests, np.int64)
+        self.gained = 0.0  # chances of the nodes, summed
+        self.gained_by = np.zeros(num_requests)  # the same by request
+        self._plan = plan
+        self._free = free
+
+    @property
+    def num_paid(self) -> int:
+        return 0 if self._free else int(self.num_nodes.sum())
+
+    def room(self, num_levels: int) -> int:
+        """Nodes that may yet be bought, R, beside the drafting of so many levels."""
+        plan = self._plan
+        most = plan.k_max if plan.price is None else min(plan.k_max, plan.price.most_nodes(num_levels))
+        return most - self.num_paid
+
+    def num_bought(self, chances: FloatArray, num_claimed: int, num_levels: int) -> int:
+        """How many of the affordable nodes [G] are worth it, beside the claimed ones before them."""
+        price = self._plan.price
+        if price is None or self._free:
+            return len(chances)
+        gained = self.gained + float(chances[:num_claimed].sum())
+        num_nodes = self.num_paid + num_claimed
+        return num_claimed + price.best_count(gained, chances[num_claimed:], num_nodes, num_levels)
+
+    def charge(self, request: IntArray, chance: FloatArray) -> IntArray:
+        """Pay for nodes [G]. Returns their numbers [G]: a request's k-th node is node k."""
+        node: IntArray = self.num_nodes[request] + rank_within(request)
+        self.num_nodes = self.num_nodes + np.bincount(request, minlength=len(self.num_nodes))
+        self.gained += float(chance.sum())
+        self.gained_by = self.gained_by + np.bincount(request, chance, len(self.num_nodes))
+        return node
