@@ -15,7 +15,7 @@ COMPARE = "bench compare --dataset-path prompts.jsonl --output out.json"
         ("serve --k-max many", "argument --k-max: invalid int value: 'many'"),
         ("serve --k-maxx 3", "unrecognized arguments: --k-maxx 3"),
         ("serve --port", "argument --port: expected one argument"),
-        ("calibrate", "the following arguments are required: DATA, --out"),
+        ("calibrate", "the following arguments are required: --out"),
         ("calibrate data.jsonl --out p.json --policy echo", "unrecognized arguments: --policy echo"),
         (f"{LOAD} --endpoint soap", "argument --endpoint: invalid choice: 'soap'"),
         (f"{LOAD} --output a --save-result", "not allowed with argument --output"),

@@ -1,13 +1,16 @@
 """The decode loop's own rules: what it refuses, what it counts, who gets a slot, what a cancel leaves behind."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.errors import ConfigError, RequestError
 from echo_sched.loop.scoring import score
+from echo_sched.tree import DraftTree, Frontier, Offers
 from echo_sched.types import Request, SamplingParams
 from tests.fakes import ScriptedDrafter
 from tests.loops import EOS_ID, mixed_requests, references, run, tiny_loop, tiny_target
@@ -187,6 +190,27 @@ def test_logits_that_are_not_finite_end_their_request_alone() -> None:
     assert poisoned.finish is not None and poisoned.finish.type == "abort" and not poisoned.output_ids
     assert [event.token_ids for event in events if event.request is poisoned] == [()]
     assert healthy.output_ids == heir.output_ids and len(heir.output_ids) == GREEDY.max_new_tokens
+
+
+class BrokenDrafter(ScriptedDrafter):
+    """A third of what it offers is not a number, as from weights gone wrong."""
+
+    def expand(
+        self, requests: Sequence[Request], trees: Sequence[DraftTree], frontier: Frontier, max_children: int
+    ) -> Offers:
+        offers = super().expand(requests, trees, frontier, max_children)
+        offers.path_logp[::3] = np.nan
+        return offers
+
+
+def test_a_drafter_gone_wrong_costs_drafts_and_nothing_else() -> None:
+    target, requests = tiny_target(), mixed_requests(4)
+    scripts = {name: result.output_ids for name, result in references("llama", 4).items()}
+    run(tiny_loop(target, BrokenDrafter(scripts, (0.9,), VOCAB_SIZE), policy="echo", explore=0), requests)
+    assert {request.request_id: tuple(request.output_ids) for request in requests} == {
+        name: tuple(tokens) for name, tokens in scripts.items()
+    }
+    assert sum(request.stats.num_accepted for request in requests) > 0
 
 
 def test_stops_that_would_slow_everybody_are_refused() -> None:

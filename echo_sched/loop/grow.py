@@ -43,6 +43,7 @@ def grow_trees(
         with clock("draft"):
             offers = drafter.expand(requests, trees, frontier, branching)
         with clock("schedule"):
+            offers = offers.take(~np.isnan(offers.path_logp))  # a drafter gone wrong costs speed, not the server
             grant = allocation.grant(draft_filter(offers, trees))
             _plant(trees, grant)
             frontier = _frontier(requests, grant, ending, eos_ids)

@@ -32,4 +32,4 @@ def test_whatever_happens_every_token_is_that_of_plain_decoding(counts: Counts, 
     assert counts.named["requests compared"] > sized(50, 4000) and counts.named["mismatches"] == 0
     missing = [name for name in sized(OFTEN, EVERYTHING) if not counts.named[name]]
     assert not missing, missing
-    assert len(counts.accepted_by_depth) == MAX_DEPTH and counts.num_later_siblings
+    assert len(counts.accepted_by_depth) >= sized(3, MAX_DEPTH) and counts.num_later_siblings
