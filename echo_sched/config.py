@@ -41,7 +41,7 @@ class EngineConfig(BaseModel):
         "of layer i - 1; default: what the head's config says)",
     )
     coupling: Literal["on", "off"] = Field(
-        "off",
+        "on",
         description="on: eagle3 and lm rank drafts of sampled requests by the random numbers that will choose the "
         "token too; off: by the drafter's probabilities alone",
     )
