@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     drafting = next((config for name, config in configs.items() if name != REFERENCE), configs[args.policies[0]])
     loop = DecodeLoop.from_config(drafting)
     prompts = [tuple(encode_prompt(loop.tokenizer, prompt, args.chat_template)) for prompt in workload.prompts]
+    # All prompts go in one step, so that all answers run side by side from the first token to the last.
+    whole = {"chunk_tokens": sum(map(len, prompts))}
+    configs = {name: config.model_copy(update=whole) for name, config in configs.items()}
     longest = max(map(len, prompts))
     if longest + args.max_new_tokens > loop.max_model_len:
         raise DataError(
