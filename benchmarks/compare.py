@@ -1,7 +1,7 @@
 """`echo-sched bench compare`: scheduling policies against plain decoding, on the same prompts, seeds and weights.
 
 A study given on the command line and summed up at once (the declared ones, kept trial by trial: benchmarks/study).
-Closed loop, in process, no HTTP. Arms are interleaved within each repeat, and every arm's tokens are checked against
+Closed loop, in process, no HTTP. Arms take turns within each repeat, and every arm's tokens are checked against
 those of the arm `off`: speculation may change how fast an answer comes, never what it says. How good the drafts were is
 counted on the way.
 """
@@ -15,7 +15,7 @@ from benchmarks.comparison import check_exactness, plan_of, run_trials, summaris
 from benchmarks.reliability_plot import reliability_svg
 from benchmarks.shared_engine import encode_fitting, margin, open_engine
 from benchmarks.tables import show_comparison
-from benchmarks.workload import add_workload_flags, concurrency_list, positive_int, read_workload
+from benchmarks.workload import add_turn_flag, add_workload_flags, concurrency_list, positive_int, read_workload
 from echo_sched.arms import REFERENCE, Arm, parse_arms, settings_of
 from echo_sched.cli import Parser, run
 from echo_sched.errors import ConfigError
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     params = SamplingParams(args.max_new_tokens, args.temperature, seed=args.seed, ignore_eos=args.ignore_eos)
     encoded = encode_fitting(loop, workload.prompts, args.max_new_tokens, args.chat_template, args.dataset_path)
     prompts = [ids for ids in encoded if ids is not None]
-    plan = plan_of(arms, args.concurrency, prompts, params, args.repeats, args.num_warmups)
+    plan = plan_of(arms, args.concurrency, prompts, params, args.repeats, args.num_warmups, args.turn_seconds)
     with progress_bar() as bar:
         task = bar.add_task("requests", total=plan.num_requests)
         trials = run_trials(loop, plan, lambda: bar.advance(task))
@@ -53,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         **summarise(trials),
         "settings": settings_of(arms),
         "exactness": {"numerics": base.numerics, **exactness},
-        "order": [[repeat, block.concurrency, arm.name] for repeat, block, arm in plan.order()],
         "args": {name: finite(value) for name, value in vars(args).items()},
         "engine": loop.info(),
         "dataset": workload.facts | {"num_too_long": len(workload.prompts) - len(prompts)},
@@ -119,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     comparison.add_argument(
         "--repeats", type=positive_int, default=1, metavar="N", help="times everything runs (default: %(default)s)"
     )
+    add_turn_flag(comparison)
     comparison.add_argument("--output", required=True, metavar="FILE", help="JSON file to write")
     comparison.add_argument(
         "--reliability",

@@ -21,16 +21,18 @@ def plan_of(
     params: SamplingParams,
     num_repeats: int,
     num_warmups: int,
+    turn_seconds: float,
 ) -> Plan:
     """Every arm on the same requests, a block for each concurrency."""
     blocks = [Block(str(level), arms, level, prompts, params) for level in concurrencies]
-    return Plan(blocks, num_repeats, num_warmups)
+    return Plan(blocks, num_repeats, num_warmups, turn_seconds)
 
 
 def run_trials(engine: SharedEngine, plan: Plan, on_finish: Callable[[], None] = lambda: None) -> Trials:
     trials: Trials = {(arm.name, block.concurrency): [] for block in plan.blocks for arm in block.arms}
-    for repeat, block, arm in plan.order():
-        trials[arm.name, block.concurrency].append(plan.run(engine, repeat, block, arm, on_finish))
+    for repeat, block in plan.order():
+        for arm, trial in plan.run(engine, repeat, block, on_finish).items():
+            trials[arm, block.concurrency].append(trial)
     return trials
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from benchmarks.exactness import MarginOf, Tokens
-from benchmarks.trial import Trial, run_trial
+from benchmarks.trial import Run, Trial
 from echo_sched.arms import Arm
-from echo_sched.closed_loop import SharedEngine, in_turn
+from echo_sched.closed_loop import Engine, SharedEngine, in_turn, serve_in_turns
 from echo_sched.types import Request, SamplingParams
 
 WARMUP_TOKENS = 8  # enough steps to draft, verify and commit
@@ -50,30 +51,45 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
+    """Machines slow down for a second or for minutes. Within a repeat of a block the arms take turns of `turn_seconds`,
+    each with KV of its own, so that whatever happens to the machine happens to all of them. 0: KV has room for one arm
+    only, and they run one after the other.
+    """
+
     blocks: Sequence[Block]
     num_repeats: int
     num_warmups: int
+    turn_seconds: float = 1.0
 
     @property
     def num_requests(self) -> int:
         """Measured requests of all trials."""
         return self.num_repeats * sum(len(block.arms) * len(block.prompts) for block in self.blocks)
 
-    def order(self) -> Iterator[tuple[int, Block, Arm]]:
-        """(repeat, block, arm). Machines drift: arms follow each other closely and take turns at being first."""
-        for repeat in range(self.num_repeats):
-            for block in self.blocks:
-                for arm in in_turn(block.arms, repeat):
-                    yield repeat, block, arm
+    def order(self) -> Iterator[tuple[int, Block]]:
+        """(repeat, block)."""
+        return product(range(self.num_repeats), self.blocks)
 
     def run(
-        self, engine: SharedEngine, repeat: int, block: Block, arm: Arm, on_finish: Callable[[], None] = lambda: None
-    ) -> Trial:
-        """One trial, warmed up first."""
-        current = engine.with_policy(arm.config)
+        self, engine: SharedEngine, repeat: int, block: Block, on_finish: Callable[[], None] = lambda: None
+    ) -> dict[str, Trial]:
+        """A trial of every arm, by name in the block's order; each arm is warmed up, and the first in some repeat."""
+        arms = in_turn(block.arms, repeat)
+        if self.turn_seconds:
+            runs = {arm.name: self._begin(engine.beside(arm.config), repeat, block, arm, on_finish) for arm in arms}
+            serve_in_turns([run.loop for run in runs.values()], self.turn_seconds)
+        else:
+            runs = {}
+            for arm in arms:
+                runs[arm.name] = self._begin(engine.with_policy(arm.config), repeat, block, arm, on_finish)
+                runs[arm.name].finished()
+        return {arm.name: runs[arm.name].finished() for arm in block.arms}
+
+    def _begin(self, engine: Engine, repeat: int, block: Block, arm: Arm, on_finish: Callable[[], None]) -> Run:
+        """Warmed up and ready."""
         label = f"{arm.name}-{block.name}-{repeat}"
         num_warm = min(WARMUP_TOKENS, block.params.max_new_tokens)
         if self.num_warmups:
-            run_trial(current, block.requests(f"warm-{label}", self.num_warmups, num_warm), block.concurrency)
+            Run(engine, block.requests(f"warm-{label}", self.num_warmups, num_warm), block.concurrency).finished()
         measured = block.requests(label, len(block.prompts), block.params.max_new_tokens)
-        return run_trial(current, measured, block.concurrency, on_finish)
+        return Run(engine, measured, block.concurrency, on_finish)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.acceptance import Acceptance
 from benchmarks.metrics import Outcome
-from echo_sched.closed_loop import Engine, serve_closed
+from echo_sched.closed_loop import ClosedLoop, Engine
 from echo_sched.types import Request, RequestStats, StepRecord, TokenEvent
 
 
@@ -94,31 +94,49 @@ class Trial:
         return self.phase_seconds["verify"] / self.counts.num_steps
 
 
-def run_trial(
-    engine: Engine, requests: Sequence[Request], concurrency: int, on_finish: Callable[[], None] = lambda: None
-) -> Trial:
-    """Raises RequestError when the engine aborts a request."""
-    counts, acceptance, phases = Counts(), Acceptance(), Counter[str]()
-    started = dict.fromkeys((request.request_id for request in requests[:concurrency]), 0.0)
-    times, following = defaultdict[str, list[float]](list), iter(requests[concurrency:])
+class Run:
+    """A trial on its way: `loop` serves it, in one go or in turns with others."""
 
-    def take(record: StepRecord, events: Sequence[TokenEvent], now: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        concurrency: int,
+        on_finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.loop = ClosedLoop(engine, requests, concurrency, self._take)
+        self._requests = requests
+        self._on_finish = on_finish
+        self._counts, self._acceptance, self._phases = Counts(), Acceptance(), Counter[str]()
+        self._started = dict.fromkeys((request.request_id for request in requests[:concurrency]), 0.0)
+        self._times = defaultdict[str, list[float]](list)
+        self._following = iter(requests[concurrency:])
+
+    def finished(self) -> Trial:
+        """What came of it, served to the end where it has not been. Raises RequestError when a request is aborted."""
+        self.loop.run()
+        requests, started, times = self._requests, self._started, self._times
+        return Trial(
+            self.loop.seconds,
+            tuple(tuple(request.output_ids) for request in requests),
+            self._counts,
+            self._acceptance,
+            dict(self._phases),
+            tuple(_outcome(request, started[request.request_id], times[request.request_id]) for request in requests),
+            tuple(request.stats for request in requests),
+        )
+
+    def _take(self, record: StepRecord, events: Sequence[TokenEvent], now: float) -> None:
         for event in events:
             if event.token_ids:
-                times[event.request.request_id].append(now)
+                self._times[event.request.request_id].append(now)
             if event.finish is not None:
-                on_finish()
-                if (follower := next(following, None)) is not None:
-                    started[follower.request_id] = now
-        counts.take(record)
-        acceptance.take(record, events)
-        phases.update(record.seconds)
-
-    duration = serve_closed(engine, requests, concurrency, take)
-    outputs = tuple(tuple(request.output_ids) for request in requests)
-    outcomes = tuple(_outcome(request, started[request.request_id], times[request.request_id]) for request in requests)
-    stats = tuple(request.stats for request in requests)
-    return Trial(duration, outputs, counts, acceptance, dict(phases), outcomes, stats)
+                self._on_finish()
+                if (follower := next(self._following, None)) is not None:
+                    self._started[follower.request_id] = now
+        self._counts.take(record)
+        self._acceptance.take(record, events)
+        self._phases.update(record.seconds)
 
 
 def _outcome(request: Request, start: float, times: Sequence[float]) -> Outcome:

@@ -67,6 +67,17 @@ def add_workload_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_turn_flag(group: Any) -> None:
+    group.add_argument(
+        "--turn-seconds",
+        type=non_negative,
+        default=1.0,
+        metavar="S",
+        help="arms take turns of so long, each with KV of its own, so that an unsteady machine treats them alike; "
+        "0: one after the other, where memory has room for one (default: %(default)s)",
+    )
+
+
 def concurrency_list(text: str) -> list[int]:
     """argparse type: "1,8,32" -> [1, 8, 32], distinct and in the given order."""
     levels = [positive_int(word) for word in text.split(",")]

@@ -1,9 +1,11 @@
 """Requests through one engine, never more than so many at once, and arms that take turns in a fair order.
 
-Whoever measures says what is counted: the clock stands still meanwhile. Knows no arm and no file.
+Whoever measures says what is counted: the clock stands still meanwhile, and while other arms have their turn. Knows no
+arm and no file.
 """
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +39,9 @@ class SharedEngine(Engine, Protocol):
     def with_policy(self, config: EngineConfig) -> Engine:
         """An idle engine with these settings on the same weights and KV."""
 
+    def beside(self, config: EngineConfig) -> Engine:
+        """The same with KV of its own, so that it may be at work while others are."""
+
 
 def fair_order(arms: Sequence[Arm], concurrencies: Sequence[int], num_repeats: int) -> Iterator[tuple[int, int, Arm]]:
     """(repeat, concurrency, arm). Machines drift: arms follow each other closely and take turns at being first."""
@@ -51,26 +56,53 @@ def in_turn(arms: Sequence[Arm], repeat: int) -> Sequence[Arm]:
     return (*arms[first:], *arms[:first])
 
 
-def serve_closed(engine: Engine, requests: Sequence[Request], concurrency: int, on_step: OnStep) -> float:
-    """Serve all requests; one that ends is followed by the next at once. Returns seconds, `on_step`'s own left out.
+class ClosedLoop:
+    """Serves all requests; one that ends is followed by the next at once."""
 
-    Raises RequestError when the engine aborts a request.
-    """
-    waiting, num_open = deque(requests), 0
-    start, aside = time.perf_counter(), 0.0
-    while waiting or num_open:
-        while waiting and num_open < concurrency:
-            engine.add(waiting.popleft())
-            num_open += 1
-        assert engine.has_work, "an engine with open requests has work"
-        events = engine.step()
-        for event in events:
-            if event.finish is not None and event.finish.type == "abort":
-                raise RequestError(f"request {event.request.request_id} was aborted: {event.finish.message}")
-            num_open -= event.finish is not None
-        record = engine.last_record
-        assert record is not None, "a step leaves a record"
-        paused = time.perf_counter()  # arms that draft more leave more to count
-        on_step(record, events, paused - start - aside)
-        aside += time.perf_counter() - paused
-    return time.perf_counter() - start - aside
+    def __init__(self, engine: Engine, requests: Sequence[Request], concurrency: int, on_step: OnStep) -> None:
+        self._engine = engine
+        self._waiting = deque(requests)
+        self._concurrency = concurrency
+        self._on_step = on_step
+        self._num_open = 0
+        self.seconds = 0.0  # at work; `on_step`'s own are left out
+
+    @property
+    def done(self) -> bool:
+        return not self._waiting and not self._num_open
+
+    def run(self, seconds: float = math.inf) -> None:
+        """Go on until all are served, or for so long and to the end of a step.
+
+        Raises RequestError when the engine aborts a request.
+        """
+        until = self.seconds + seconds
+        while not self.done and self.seconds < until:
+            start = time.perf_counter()
+            while self._waiting and self._num_open < self._concurrency:
+                self._engine.add(self._waiting.popleft())
+                self._num_open += 1
+            assert self._engine.has_work, "an engine with open requests has work"
+            events = self._engine.step()
+            for event in events:
+                if event.finish is not None and event.finish.type == "abort":
+                    raise RequestError(f"request {event.request.request_id} was aborted: {event.finish.message}")
+                self._num_open -= event.finish is not None
+            record = self._engine.last_record
+            assert record is not None, "a step leaves a record"
+            self.seconds += time.perf_counter() - start  # arms that draft more leave more to count
+            self._on_step(record, events, self.seconds)
+
+
+def serve_closed(engine: Engine, requests: Sequence[Request], concurrency: int, on_step: OnStep) -> float:
+    """Serve all at once. Returns seconds. Raises RequestError when the engine aborts a request."""
+    loop = ClosedLoop(engine, requests, concurrency, on_step)
+    loop.run()
+    return loop.seconds
+
+
+def serve_in_turns(loops: Sequence[ClosedLoop], turn_seconds: float) -> None:
+    """Serve all of them to the end, each for so long at a time: a machine that slows down slows them all alike."""
+    while not all(loop.done for loop in loops):
+        for loop in loops:
+            loop.run(turn_seconds)

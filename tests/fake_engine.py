@@ -30,6 +30,9 @@ class FakeEngine:
         assert not self.running, "the weights are in use"
         return FakeEngine(config.policy, self.wrong, history=self.history)
 
+    def beside(self, config: EngineConfig) -> "FakeEngine":
+        return FakeEngine(config.policy, self.wrong, history=self.history)
+
     @property
     def has_work(self) -> bool:
         return bool(self.running)

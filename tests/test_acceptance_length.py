@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import load_test
-from benchmarks.trial import run_trial
+from benchmarks.trial import Run
 from echo_sched.config import EngineConfig
 from echo_sched.loop import DecodeLoop
 from echo_sched.types import Request, SamplingParams
@@ -30,7 +30,7 @@ def in_process(loop: DecodeLoop, texts: Sequence[str]) -> float:
     params = SamplingParams(max_new_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
     prompts = [tuple(loop.tokenizer.encode(text)) for text in texts]
     requests = [Request(f"row-{row}", prompt, params) for row, prompt in enumerate(prompts)]
-    trial = run_trial(loop, requests, concurrency=1)
+    trial = Run(loop, requests, 1).finished()
     assert trial.counts.num_steps_without_draft > 0, "steps without a draft are what the two could disagree about"
     assert trial.acceptance.summary()["length"] == pytest.approx(trial.acceptance_length)
     return trial.acceptance_length

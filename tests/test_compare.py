@@ -17,7 +17,7 @@ from benchmarks.comparison import Trials, check_exactness, plan_of, run_trials, 
 from benchmarks.exactness import Fork, find_forks
 from benchmarks.plan import Plan
 from benchmarks.shared_engine import margin as margin_by_logits
-from benchmarks.trial import run_trial
+from benchmarks.trial import Run
 from echo_sched import cli
 from echo_sched.arms import ARM_SETTINGS, parse_arms
 from echo_sched.config import EngineConfig
@@ -33,10 +33,15 @@ from tests.tiny_models import VOCAB_SIZE
 NUM_PROMPTS, NUM_TOKENS = 5, 7
 
 
-def small_plan(arms: str = "off,static,echo", concurrencies: Sequence[int] = (1, 4), num_repeats: int = 3) -> Plan:
+def small_plan(
+    arms: str = "off,static,echo",
+    concurrencies: Sequence[int] = (1, 4),
+    num_repeats: int = 3,
+    turn_seconds: float = 1.0,
+) -> Plan:
     prompts = [(number,) for number in range(1, NUM_PROMPTS + 1)]
     params = SamplingParams(max_new_tokens=NUM_TOKENS, seed=20)
-    return plan_of(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, num_warmups=2)
+    return plan_of(parse_arms(arms, EngineConfig()), concurrencies, prompts, params, num_repeats, 2, turn_seconds)
 
 
 def margin_of(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
@@ -49,25 +54,43 @@ def compared(wrong: Wrong = right, plan: Plan | None = None) -> tuple[Trials, di
     return trials, check_exactness(trials, plan, margin_of)
 
 
-def test_arms_are_interleaved_and_take_turns_at_being_first() -> None:
+def test_without_turns_arms_follow_each_other_and_each_is_the_first_once() -> None:
     engine = FakeEngine()
-    plan = small_plan()
+    plan = small_plan(turn_seconds=0)
     run_trials(engine, plan)
-    order = [(repeat, block.concurrency, arm.name) for repeat, block, arm in plan.order()]
-    assert order[:6] == [
-        (0, 1, "off"),
-        (0, 1, "static"),
-        (0, 1, "echo"),
-        (0, 4, "off"),
-        (0, 4, "static"),
-        (0, 4, "echo"),
-    ]
-    assert order[6:9] == [(1, 1, "static"), (1, 1, "echo"), (1, 1, "off")]
-    assert len(set(order)) == len(order) == 3 * 2 * 3
-    # and the engine was really used in that order, never beyond its concurrency but up to it
     used = [policy for policy, _ in itertools.groupby(engine.history, key=lambda step: step[0])]
-    assert used == [name for name, _ in itertools.groupby(name for _, _, name in order)]
+    repeats = (("off", "static", "echo"), ("static", "echo", "off"), ("echo", "off", "static"))
+    # an arm that is the last at one concurrency and the first at the next runs on
+    expected = [name for names in repeats for _ in plan.blocks for name in names]
+    assert used == [name for name, _ in itertools.groupby(expected)]
     assert max(load for _, load in engine.history) == 4
+
+
+def test_in_turns_arms_work_side_by_side_and_do_the_same() -> None:
+    engine = FakeEngine()
+    plan = small_plan(concurrencies=(4,), num_repeats=1, turn_seconds=1e-9)  # a step each
+    trials, (in_a_row, _) = run_trials(engine, plan), compared(plan=small_plan(turn_seconds=0))
+    measured = engine.history[-sum(trial.counts.num_steps for repeats in trials.values() for trial in repeats) :]
+    assert [policy for policy, _ in measured[:6]] == ["off", "static", "echo"] * 2
+    for name, (trial,) in trials.items():
+        assert trial.outputs == in_a_row[name][0].outputs and trial.counts == in_a_row[name][0].counts
+
+
+def test_the_clock_of_an_arm_stands_still_while_others_have_their_turn() -> None:
+    pause = 0.02
+
+    class Slow(FakeEngine):
+        def beside(self, config: EngineConfig) -> FakeEngine:
+            return (Slow if config.policy == "echo" else FakeEngine)(config.policy)
+
+        def step(self) -> list[TokenEvent]:
+            time.sleep(pause)
+            return super().step()
+
+    trials = run_trials(Slow(), small_plan(concurrencies=(4,), num_repeats=1, turn_seconds=pause / 10))
+    slow, fast = trials["echo", 4][0], trials["off", 4][0]
+    assert slow.duration >= pause * slow.counts.num_steps > 10 * fast.duration
+    assert max(outcome.end for outcome in fast.outcomes) <= fast.duration
 
 
 def test_numbers_of_an_arm() -> None:
@@ -106,7 +129,7 @@ def test_counting_is_not_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         steps.append(record)
 
     monkeypatch.setattr(Acceptance, "take", slow)
-    trial = run_trial(FakeEngine(), small_plan().blocks[0].requests("a", NUM_PROMPTS, NUM_TOKENS), concurrency=1)
+    trial = Run(FakeEngine(), small_plan().blocks[0].requests("a", NUM_PROMPTS, NUM_TOKENS), 1).finished()
     assert len(steps) == trial.counts.num_steps == NUM_PROMPTS * NUM_TOKENS
     assert trial.duration < len(steps) * pause / 2
 
@@ -206,7 +229,7 @@ def test_an_aborted_request_ends_the_comparison() -> None:
             return [TokenEvent(self.running[0], (), "", FinishReason("abort", message="no room"))]
 
     with pytest.raises(RequestError, match="no room"):
-        run_trial(Aborting(), [Request("a", (1,), SamplingParams())], 1)
+        Run(Aborting(), [Request("a", (1,), SamplingParams())], 1).finished()
 
 
 def test_arms_are_policies_with_settings_of_their_own() -> None:
@@ -289,7 +312,7 @@ def test_the_command_writes_what_it_promises(
     assert {"depth 1", "all depths", "path probability"} <= words
     assert document["dataset"]["num_too_long"] == 0
     assert document["argv"][:3] == ["echo-sched", "bench", "compare"]
-    for key in ("versions", "machine", "git_commit", "timestamp", "args", "engine", "order"):
+    for key in ("versions", "machine", "git_commit", "timestamp", "args", "engine"):
         assert key in document
 
 
@@ -322,14 +345,14 @@ def test_a_planted_wrong_arm_fails_in_exact_and_is_reported_in_fast(
         tokens = sample(logits, params, positions)
         return [(t + 1) % VOCAB_SIZE if p == 12 + 8 else t for t, p in zip(tokens, positions, strict=True)]
 
-    def with_policy(self: DecodeLoop, config: EngineConfig) -> DecodeLoop:
+    def beside(self: DecodeLoop, config: EngineConfig) -> DecodeLoop:
         loop = original(self, config)
         if config.policy != "static":
             return loop
         return DecodeLoop(config, loop.target, loop.drafter, loop.policy, loop.profile, sampler=wrong)
 
-    original = DecodeLoop.with_policy
-    monkeypatch.setattr(DecodeLoop, "with_policy", with_policy)
+    original = DecodeLoop.beside
+    monkeypatch.setattr(DecodeLoop, "beside", beside)
     assert compare.main([*flags, "--numerics", numerics]) == code
     captured = capsys.readouterr()
     exactness = json.loads((tmp_path / "out.json").read_text())["exactness"]  # written all the same

@@ -31,6 +31,7 @@ HEAD = {
     "quick": False,
     "max_new_tokens": 7,
     "num_warmups": 1,
+    "turn_seconds": 1.0,
     "engine": {},
     "profiles": {},
     "prompt_sets": {},
@@ -132,8 +133,7 @@ def run_into(path: Path, engine: FakeEngine, num_repeats: int = 2, num_margins: 
 def test_a_cell_says_what_a_trial_did(tmp_path: Path) -> None:
     document = run_into(tmp_path / "out.json", FakeEngine())
     assert [(cell["repeat"], cell["block"], cell["arm"]) for cell in document["cells"]] == [
-        *((0, "c1", "off"), (0, "c1", "echo"), (0, "c4", "off"), (0, "c4", "echo")),
-        *((1, "c1", "echo"), (1, "c1", "off"), (1, "c4", "echo"), (1, "c4", "off")),
+        (repeat, block, arm) for repeat in (0, 1) for block in ("c1", "c4") for arm in ("off", "echo")
     ]
     off, echo = document["cells"][:2]
     assert off["tokens"] == echo["tokens"] == 5 * 7
@@ -163,11 +163,11 @@ class Breaking(FakeEngine):
 
     trials_left = 5
 
-    def with_policy(self, config: EngineConfig) -> FakeEngine:
+    def beside(self, config: EngineConfig) -> FakeEngine:
         Breaking.trials_left -= 1
         if Breaking.trials_left < 0:
             raise KeyboardInterrupt
-        return super().with_policy(config)
+        return super().beside(config)
 
 
 def test_an_unfinished_file_is_continued(tmp_path: Path) -> None:
@@ -176,13 +176,13 @@ def test_an_unfinished_file_is_continued(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_into(path, Breaking())
     before = read_results(path)["cells"]
-    assert len(before) == 5
+    assert len(before) == 4, "both arms of two blocks; of the third, one arm alone would be no pair"
     Breaking.trials_left = 8
     document = run_into(path, Breaking())
-    assert document["cells"][:5] == before and len(document["cells"]) == 8
-    assert [cell["session"] for cell in document["cells"]] == [0] * 5 + [1] * 3 and len(document["sessions"]) == 2
+    assert document["cells"][:4] == before and len(document["cells"]) == 8
+    assert [cell["session"] for cell in document["cells"]] == [0] * 4 + [1] * 4 and len(document["sessions"]) == 2
     assert len({(cell["repeat"], cell["block"], cell["arm"]) for cell in document["cells"]}) == 8
-    assert Breaking.trials_left == 8 - 3, "nothing ran twice"
+    assert Breaking.trials_left == 8 - 4, "nothing that was written ran twice"
     more = run_into(path, FakeEngine(), num_repeats=3)
     assert len(more["cells"]) == 12 and more["cells"][:8] == document["cells"]
 

@@ -19,7 +19,7 @@ from benchmarks.study.file import ResultsFile, read_results
 from benchmarks.study.prompt_sets import NamedPrompt, PromptSet, add_data_flag, load_sets, mixed
 from benchmarks.study.resolve import BEST_TREE, Outline, outlines
 from benchmarks.study.run import run_missing
-from benchmarks.workload import non_negative_int, positive_int
+from benchmarks.workload import add_turn_flag, non_negative_int, positive_int
 from echo_sched.arms import REFERENCE
 from echo_sched.cli import Parser, run
 from echo_sched.config import EngineConfig
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     loop = open_engine(arms, base, recording=False)
     asked = {outline.name: _ask(loop, study, outline, sets) for outline in found}
     blocks = [_block(study, outline, asked[outline.name]) for outline in found]
-    plan = Plan(blocks, args.repeats or study.num_repeats, args.num_warmups)
+    plan = Plan(blocks, args.repeats or study.num_repeats, args.num_warmups, args.turn_seconds)
     head = _head(study, args, loop, found, asked, sets)
     session = provenance(["python", "-m", "benchmarks.study", *argv])
     cost = loop.profile.cost
@@ -109,6 +109,7 @@ def _head(
         "quick": args.quick,
         "max_new_tokens": study.max_new_tokens,
         "num_warmups": args.num_warmups,
+        "turn_seconds": args.turn_seconds,
         "engine": loop.info() | {"model": loop.config.model, "profile": _file_name(loop.config.profile)},
         "profile": asdict(loop.profile.model) | {"provenance": loop.profile.provenance},
         "profiles": {name: _identity(path) for name, path in args.profiles.items()},
@@ -164,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=positive_int, metavar="N", help="default: as the study declares")
     parser.add_argument("--quick", action="store_true", help="two requests of 8 tokens, once: does it run at all?")
     parser.add_argument("--num-warmups", type=non_negative_int, default=2, metavar="N", help="default: %(default)s")
+    add_turn_flag(parser)
     parser.add_argument(
         "--profiles",
         type=_profile_files,

@@ -1,4 +1,4 @@
-"""The file of a study: written after every trial, whole or not at all, and continued where an earlier run left off.
+"""The file of a study: written after every repeat of a block, whole or not at all, and continued where a run left off.
 
 One line per entry, so that a difference between two versions can be read. Knows nothing of how trials are run.
 """
@@ -12,7 +12,17 @@ from typing import Any
 from echo_sched.errors import ConfigError, DataError
 
 # What may not change between the runs that fill one file. Versions, commit and costs may: each run notes its own.
-IDENTITY = ("study", "quick", "max_new_tokens", "num_warmups", "engine", "profiles", "prompt_sets", "blocks")
+IDENTITY = (
+    "study",
+    "quick",
+    "max_new_tokens",
+    "num_warmups",
+    "turn_seconds",
+    "engine",
+    "profiles",
+    "prompt_sets",
+    "blocks",
+)
 
 
 class ResultsFile:
@@ -32,10 +42,10 @@ class ResultsFile:
                     raise ConfigError(f"{path} was measured with other {key}: name another --out, or remove it")
             self.document |= {key: earlier[key] for key in ("sessions", "references", "cells")}
         self.document["sessions"].append(dict(session))
-        self._done = {(cell["repeat"], cell["block"], cell["arm"]) for cell in self.document["cells"]}
+        self._done = {(cell["repeat"], cell["block"]) for cell in self.document["cells"]}
 
-    def has(self, repeat: int, block: str, arm: str) -> bool:
-        return (repeat, block, arm) in self._done
+    def has(self, repeat: int, block: str) -> bool:
+        return (repeat, block) in self._done
 
     def reference(self, block: str) -> Sequence[Sequence[int]] | None:
         """Plain decoding's outputs in its first trial of a block."""
@@ -45,10 +55,10 @@ class ResultsFile:
     def set_reference(self, block: str, outputs: Sequence[Sequence[int]]) -> None:
         self.document["references"][block] = [list(output) for output in outputs]
 
-    def append(self, cell: Mapping[str, Any]) -> None:
-        """Add a trial and write the file. Raises ConfigError where it cannot be written."""
-        self.document["cells"].append({"session": len(self.document["sessions"]) - 1, **cell})
-        self._done.add((cell["repeat"], cell["block"], cell["arm"]))
+    def append(self, cells: Sequence[Mapping[str, Any]]) -> None:
+        """Add all trials of a repeat of a block and write the file. Raises ConfigError where it cannot be written."""
+        self.document["cells"] += [{"session": len(self.document["sessions"]) - 1, **cell} for cell in cells]
+        self._done |= {(cell["repeat"], cell["block"]) for cell in cells}
         part = self.path.with_name(self.path.name + ".part")
         try:
             part.write_text(_text(self.document), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs the trials of a study that its file does not hold yet. Knows no command line."""
+"""Runs what a study's file does not hold yet. Knows no command line."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,37 +20,36 @@ Tell = Callable[[str], None]
 def run_missing(
     engine: SharedEngine, plan: Plan, results: ResultsFile, margin: Margin, num_margins: int, tell: Tell
 ) -> None:
-    """In the plan's order, the file written after each. `num_margins`: see Study."""
+    """In the plan's order, the file written after each repeat of a block. `num_margins`: see Study."""
     order = list(plan.order())
-    missing = [entry for entry in order if not results.has(entry[0], entry[1].name, entry[2].name)]
-    tell(f"{len(missing)} of {len(order)} trials to run")
+    missing = [(repeat, block) for repeat, block in order if not results.has(repeat, block.name)]
+    tell(f"{len(missing)} of {len(order)} repeats of blocks to run")
     margins = {block.name: block.margins(margin) for block in plan.blocks}
-    took: dict[tuple[str, str], float] = {}  # (block, arm) -> seconds of its latest trial, warm-up included
-    places = {(repeat, block.name, arm.name): place for place, (repeat, block, arm) in enumerate(order)}
-    for index, (repeat, block, arm) in enumerate(missing):
+    took: dict[str, float] = {}  # block -> seconds of its latest repeat, warm-ups included
+    for index, (repeat, block) in enumerate(missing):
         start = time.perf_counter()
-        trial = plan.run(engine, repeat, block, arm)
-        if arm.name == REFERENCE and results.reference(block.name) is None:
-            results.set_reference(block.name, trial.outputs)
-        cell = {
-            "block": block.name,
-            "concurrency": block.concurrency,
-            "arm": arm.name,
-            "repeat": repeat,
-            "place": places[repeat, block.name, arm.name],
-            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            **trial_numbers(trial),
-            "equality": _equality(
-                trial, results.reference(block.name), margins[block.name], num_margins if repeat == 0 else 0
-            ),
-        }
-        results.append(cell)
-        took[block.name, arm.name] = time.perf_counter() - start
-        left = _seconds_left([(later.name, other.name) for _, later, other in missing[index + 1 :]], took)
-        tell(
-            f"{index + 1}/{len(missing)} {block.name} repeat {repeat} {arm.name}: "
-            f"{trial.output_throughput:.1f} tokens/s, about {left / 60:.1f} min left"
+        trials = plan.run(engine, repeat, block)
+        if results.reference(block.name) is None:
+            results.set_reference(block.name, trials[REFERENCE].outputs)
+        num_known = num_margins if repeat == 0 else 0
+        results.append(
+            [
+                {
+                    "block": block.name,
+                    "concurrency": block.concurrency,
+                    "arm": arm,
+                    "repeat": repeat,
+                    "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+                    **trial_numbers(trial),
+                    "equality": _equality(trial, results.reference(block.name), margins[block.name], num_known),
+                }
+                for arm, trial in trials.items()
+            ]
         )
+        took[block.name] = time.perf_counter() - start
+        left = _seconds_left([later.name for _, later in missing[index + 1 :]], took)
+        speeds = ", ".join(f"{arm} {trial.output_throughput:.1f}" for arm, trial in trials.items())
+        tell(f"{index + 1}/{len(missing)} {block.name} repeat {repeat}, tokens/s: {speeds}; {left / 60:.0f} min left")
 
 
 def _equality(
@@ -68,12 +67,6 @@ def _equality(
     return {"num_compared": len(reference), "forks": forks_row(forks, margins)}
 
 
-def _seconds_left(todo: Sequence[tuple[str, str]], took: Mapping[tuple[str, str], float]) -> float:
-    """Each as long as its latest trial; one that was not seen yet as its block's mean, else as everything's."""
-    everything = mean(took.values())
-
-    def guess(block: str, arm: str) -> float:
-        same = [seconds for (other, _), seconds in took.items() if other == block]
-        return took.get((block, arm)) or (mean(same) if same else everything)
-
-    return sum(guess(*entry) for entry in todo)
+def _seconds_left(todo: Sequence[str], took: Mapping[str, float]) -> float:
+    """Each as long as its latest repeat; a block that was not seen yet as the mean of those that were."""
+    return sum(took.get(block, mean(took.values())) for block in todo)

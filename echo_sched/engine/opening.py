@@ -1,6 +1,7 @@
 """Opens a target: settings are checked before weights are read, and the weights before anything is served."""
 
 import logging
+from copy import copy
 
 import torch
 
@@ -52,3 +53,16 @@ def open_target(
     target = Target(model, facts, kv, numerics, tokenizer=tokenizer)
     probe(target, expected)
     return target
+
+
+def beside(target: Target, *, num_slots: int) -> Target:
+    """A target of the same weights with a cache of its own, of `num_slots` slots as long as `target`'s.
+
+    Raises ConfigError where memory has no room for it.
+    """
+    kv, facts = target.kv, target.facts
+    free = free_bytes(target.device)
+    fit_slots(kv.shape, facts.dtype, num_slots=num_slots, max_len=kv.max_len, free=free, limit_gib=None)
+    other = copy(target)
+    other.kv = KVCache(kv.shape, num_slots=num_slots, max_len=kv.max_len, dtype=facts.dtype, device=target.device)
+    return other

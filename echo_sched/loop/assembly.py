@@ -8,10 +8,10 @@ from dataclasses import replace
 from echo_sched.arms import LIVE_SETTINGS
 from echo_sched.config import AUTO_DRAFTER, EngineConfig
 from echo_sched.engine.accept import Sampler
-from echo_sched.engine.draft import Drafter, check_drafter, make_drafter
+from echo_sched.engine.draft import Drafter, Part, check_drafter, make_drafter
 from echo_sched.engine.forward import Target
 from echo_sched.engine.memory import resolve_device
-from echo_sched.engine.opening import open_target
+from echo_sched.engine.opening import beside, open_target
 from echo_sched.engine.sampling import sample
 from echo_sched.errors import ConfigError, ProfileError
 from echo_sched.fetch import resolve_model
@@ -33,7 +33,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
     """
     config = resolve_drafter(config)
     profile = _read_profile(config)
-    parts = check_drafter(config.drafter, config.draft_model, config.aux_layers, resolve_model)
+    _parts(config)
     make_policy(PolicySettings.of(config), profile)
     target = open_target(
         resolve_model(config.model),
@@ -45,7 +45,7 @@ def assemble(config: EngineConfig, *, recording: bool = False) -> DecodeLoop:
         tail_len=config.k_max,
         kv_limit_gib=config.kv_memory,
     )
-    drafter = make_drafter(parts, target, aux_layers=config.aux_layers, coupled=config.coupling == "on")
+    drafter = _drafter(config, target)
     if config.profile is None and not _fits(profile, config, target, drafter):
         profile = built_in_profile(config.drafter)
     loop = _loop(config, target, drafter, profile, recording=recording)
@@ -65,16 +65,33 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
     Raises ConfigError, ProfileError.
     """
     config = resolve_drafter(config)
+    profile = _changed_profile(loop, config)
+    return _loop(config, loop.target, loop.drafter, profile, recording=loop.recording, sampler=loop.sampler)
+
+
+def reassemble_beside(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
+    """A loop with other scheduling settings on the same weights, with KV and a drafter of its own.
+
+    Raises ConfigError, also where memory has no room for it, ModelError, ProfileError.
+    """
+    config = resolve_drafter(config)
+    profile = _changed_profile(loop, config)
+    target = beside(loop.target, num_slots=max(config.max_batch_size, MIN_SLOTS))
+    drafter = _drafter(config, target)
+    return _loop(config, target, drafter, profile, recording=loop.recording, sampler=loop.sampler)
+
+
+def _changed_profile(loop: DecodeLoop, config: EngineConfig) -> Profile:
+    """The profile of a loop with the settings `config`, which may differ from `loop`'s in scheduling alone."""
     scheduling = {*PolicySettings.__dataclass_fields__, *LIVE_SETTINGS, "profile", "max_batch_size", "chunk_tokens"}
     changed = {name for name, value in config if value != getattr(loop.config, name)} - scheduling
     if changed:
         raise ConfigError(f"a loaded target cannot change {', '.join(sorted(changed))}")
     if config.k_max > loop.config.k_max or config.max_batch_size > loop.config.max_batch_size:
         raise ConfigError("a loaded target cannot raise k_max or max_batch_size")
-    profile = loop.profile
-    if config.profile != loop.config.profile:
-        profile = replace(_read_profile(config), cost=profile.cost)  # the machine is still the same
-    return _loop(config, loop.target, loop.drafter, profile, recording=loop.recording, sampler=loop.sampler)
+    if config.profile == loop.config.profile:
+        return loop.profile
+    return replace(_read_profile(config), cost=loop.profile.cost)  # the machine is still the same
 
 
 def resolve_drafter(config: EngineConfig) -> EngineConfig:
@@ -87,6 +104,14 @@ def resolve_drafter(config: EngineConfig) -> EngineConfig:
     if head is None:
         return config.model_copy(update={"drafter": "ngram"})
     return config.model_copy(update={"drafter": "eagle3", "draft_model": head.name})
+
+
+def _parts(config: EngineConfig) -> list[Part]:
+    return check_drafter(config.drafter, config.draft_model, config.aux_layers, resolve_model)
+
+
+def _drafter(config: EngineConfig, target: Target) -> Drafter:
+    return make_drafter(_parts(config), target, aux_layers=config.aux_layers, coupled=config.coupling == "on")
 
 
 def _loop(

@@ -79,6 +79,12 @@ class DecodeLoop(Loaded):
         assert not self.has_work, "the target is in use"
         return reassemble(self, config)
 
+    def beside(self, config: EngineConfig) -> "DecodeLoop":
+        """The same with KV and a drafter of its own: both loops may be at work, in turns. Raises ConfigError."""
+        from echo_sched.loop.assembly import reassemble_beside
+
+        return reassemble_beside(self, config)
+
     # ---- live settings ----
 
     def reschedule(self, changes: Mapping[str, Any]) -> None:
