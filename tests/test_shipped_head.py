@@ -62,6 +62,24 @@ def test_every_policy_says_what_plain_decoding_says_bit_for_bit(loop: DecodeLoop
     assert verified["dynamic"] and not verified["off"]
 
 
+def test_loops_beside_each_other_disturb_nobody(loop: DecodeLoop) -> None:
+    """Step by step in turn, on the same weights: each says what it says alone, with KV and drafts of its own."""
+    alone = run(loop.with_policy(loop.config.model_copy(update=ARMS["off"])), requests(loop, 4, GREEDY))
+    loops = [loop.beside(loop.config.model_copy(update=settings)) for settings in ARMS.values()]
+    served = [requests(loop, 4, GREEDY) for _ in loops]
+    for one, its_requests in zip(loops, served, strict=True):
+        for request in its_requests:
+            one.add(request)
+    while any(one.has_work for one in loops):
+        for one in loops:
+            one.step()
+    for one, its_requests in zip(loops, served, strict=True):
+        one.check_integrity()
+        assert [request.output_ids for request in its_requests] == alone
+    dynamic = served[list(ARMS).index("dynamic")]
+    assert sum(request.stats.num_accepted for request in dynamic)
+
+
 def test_its_drafts_are_worth_having(loop: DecodeLoop) -> None:
     served = requests(loop, 4, replace(GREEDY, max_new_tokens=48))
     run(loop.with_policy(loop.config.model_copy(update=ARMS["dynamic"])), served)

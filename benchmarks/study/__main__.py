@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from echo_sched.loop import DecodeLoop
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-MAX_MODEL_LEN = 1024  # every prompt of the sets fits, with its answer, and 64 slots fit into memory
+MAX_MODEL_LEN = 640  # every prompt of the sets fits, with its answer, and many arms have KV of their own
 OWN_FLAGS = ("policy", "max_batch_size", "seed")
 
 
