@@ -35,7 +35,7 @@ class TracePolicy:
             verify=False,
         )
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
         """Learns nothing."""
 
 

@@ -16,6 +16,7 @@ ARM_SETTINGS = (
     "k_max",
     "k_max_rule",
     "price",
+    "live_costs",
     "max_depth",
     "branching",
     "shapes",

@@ -58,6 +58,11 @@ class EngineConfig(BaseModel):
     price: Literal["on", "off"] = Field(
         "on", description="off: buy whatever K_max allows, even nodes and levels that cost more than they can bring"
     )
+    live_costs: Literal["on", "off"] = Field(
+        "on",
+        description="correct the measured costs by what steps take (on a CPU: elsewhere a forward's end is not timed); "
+        "off: steps repeat exactly, and so does what is drafted",
+    )
     max_depth: int = Field(8, ge=1, le=64, description="deepest draft node (D_max)")
     branching: int = Field(4, ge=1, le=64, description="children the drafter proposes per node")
     gate: GateName = Field("sparse", description="echo: depths whose confidence is read (ablation)")

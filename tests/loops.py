@@ -111,9 +111,10 @@ def tiny_loop(
 ) -> DecodeLoop:
     """A loop whose settings default to a small, busy engine: few slots, short chunks, a tight budget.
 
-    Without `cost` nothing has a price.
+    Without `cost` nothing has a price; with it, what is made up stays as it is.
     """
     defaults: dict[str, object] = {"drafter": "ngram", "k_max": 24, "max_batch_size": 4, "chunk_tokens": 7}
+    defaults["live_costs"] = "off"
     config = EngineConfig.model_validate(defaults | settings)
     profile = replace(built_in_profile(config.drafter), cost=cost)
     policy = make_policy(PolicySettings.of(config), profile)

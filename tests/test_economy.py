@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_sched.scheduler.cost import CostTable, DraftingCost
-from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_STEPS, Budget, Economy
+from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_LENGTH, PROBE_NODES, PROBE_STEPS, Budget, Economy
 from echo_sched.scheduler.plan import Load, Plan
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Profile
@@ -59,8 +59,11 @@ def test_where_verification_is_free_all_of_k_max_is_planned() -> None:
 def test_where_drafts_do_not_pay_k_max_is_zero_but_for_probes() -> None:
     found = run(DEAR, 4, 8 * PROBE_STEPS)
     tried = [step for step, k_max in enumerate(found) if k_max]
-    assert {found[step] for step in tried} == {40}
-    assert tried[0] == 0 and np.diff(tried[1:]).tolist() == [2 * PROBE_STEPS, 4 * PROBE_STEPS]  # ever more rarely
+    assert tried[0] == 0 and found[0] == 40
+    assert {found[step] for step in tried[1:]} == {PROBE_NODES}
+    begun = tried[1::PROBE_LENGTH]
+    assert len(tried) == 1 + 3 * PROBE_LENGTH
+    assert np.diff(begun).tolist() == [2 * PROBE_STEPS + PROBE_LENGTH - 1, 4 * PROBE_STEPS + PROBE_LENGTH - 1]
 
 
 def test_a_probe_drafts_for_few_requests_and_learns_what_all_would_gain() -> None:
@@ -75,7 +78,7 @@ def test_a_probe_drafts_for_few_requests_and_learns_what_all_would_gain() -> Non
         caps = [20] * (budget.max_drafting or 8) + [0] * (0 if budget.max_drafting is None else 7)
         plan = replace(policy.plan(load), k_max=budget.k_max)
         economy.observe(load, drive(plan, caps, sure).report)
-    assert {budget for budget in budgets[1:] if budget.k_max} == {Budget(40, 1)}
+    assert {budget for budget in budgets[1:] if budget.k_max} == {Budget(PROBE_NODES, 1, whatever=True)}
     rates = economy._gain
     assert rates is not None and rates[4] == pytest.approx(0.9, abs=0.01)  # one node per request
 
@@ -112,7 +115,7 @@ def test_k_max_changes_at_most_once_per_hold_unless_the_batch_moves() -> None:
         flickering = replace(report, seen=report.seen if step % 3 else Seen.concat([]))
         economy.observe(Load(2, step), flickering)
         k_max = economy.budget(Load(2, step + 1)).k_max
-        if k_max not in (previous, 40):  # 40: a probe
+        if k_max not in (previous, 0, min(2 * previous, 40)):  # those are probes
             changes.append(step)
             previous = k_max
     assert all(later - earlier >= HOLD_STEPS for earlier, later in pairwise(changes))

@@ -33,7 +33,7 @@ class Notes:
     def plan(self, load: Load) -> Plan:
         return self._echo.plan(load)
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
         self.heard.append(load.step)
 
 

@@ -215,7 +215,14 @@ def test_the_simulator_takes_the_real_engines_steps(
     """Same policy, cost table and arrival order: every step has the same plan, nodes and tokens."""
     target, drafter, trace = engine_and_trace
     shape = EngineConfig(
-        max_depth=5, branching=3, drafter="ngram", k_max=24, max_batch_size=4, chunk_tokens=7, explore=0
+        max_depth=5,
+        branching=3,
+        drafter="ngram",
+        k_max=24,
+        max_batch_size=4,
+        chunk_tokens=7,
+        explore=0,
+        live_costs="off",
     )  # the simulator drives policies alone, and they never explore
     config = parse_arms(arm, shape)[-1].config
     loop = tiny_loop(target, drafter, cost=STAIRS, **config.model_dump())

@@ -83,7 +83,7 @@ class _EqualSplit:
             rerank=True,
         )
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
         """Learns nothing."""
 
 

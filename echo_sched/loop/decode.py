@@ -162,7 +162,10 @@ class DecodeLoop(Loaded):
         outcome = StepOutcome(self._num_steps, plan, decoding, trees, chunks, accepted, emitted, report, num_forbidden)
         count(outcome)
         self._meter.note(drawing)
-        self.scheduler.observe(load, plan, report, [len(nodes) for nodes in accepted])
+        num_accepted = [len(nodes) for nodes in accepted]
+        # An accelerator may still be at work when the phase ends: its seconds say nothing.
+        verify_seconds = clock.seconds["verify"] if self.target.device.type == "cpu" else None
+        self.scheduler.observe(load, plan, report, num_accepted, verify_seconds)
         self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self.requests.take_events(drawing, emitted)

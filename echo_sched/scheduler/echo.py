@@ -62,9 +62,9 @@ class EchoPolicy:
             fairness=load.fairness(settings.node_floor, k_max) if even is None else None,
         )
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
         """The random gate learns how often the sparse gate would have truncated at such a load."""
-        self._economy.observe(load, report)
+        self._economy.observe(load, report, verify_seconds)
         if self._settings.gate == "random":
             self._rates[self._bucket(load)].observe(report)
 

@@ -12,9 +12,10 @@ time is no reason to draft, so only what they make of K's is in the rate.
 gain(K), what the K best candidates are good for in tokens, is remembered from past steps, per request. drafting(K) is
 nothing for K = 0, else start, levels and feeding; what the drafter has missed has to be earned back within RETURN_STEPS
 steps. K_max changes only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS steps unless the batch moves;
-plain decoding needs no better rate. Where it is planned, some steps draft all the same, for few requests, since nothing
-is learned of what is never tried; the less often, the longer it was of no use. Without a measured cost table there is
-no economy: K_max is as set and nothing has a price. Knows no policy.
+plain decoding needs no better rate. Nothing is learned of what is never tried, so some steps do what is not planned:
+where plain decoding is, they draft, for few requests; else they spend nothing or twice K_max, in turn; the less often,
+the longer it was of no use. What forwards take is corrected by what they took (live_cost.py). Without a
+measured cost table there is no economy: K_max is as set and nothing has a price. Knows no policy.
 """
 
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
+from echo_sched.scheduler.live_cost import LiveCost
 from echo_sched.scheduler.plan import AllocationReport, Load
 from echo_sched.scheduler.price import Price
 from echo_sched.scheduler.profile import Profile
@@ -31,9 +33,11 @@ from echo_sched.tree import FloatArray
 MIN_GAIN = 1.03  # K_max moves for a rate that is so many times the present one's
 HOLD_STEPS = 8
 BATCH_MOVE = 0.25  # share of the batch that comes or goes before K_max may move at once
+PROBE_LENGTH = 3  # steps: the first after a change is not like the others
 PROBE_STEPS = 64  # between the first two probes; doubles with every probe that changes nothing ...
 MOST_PROBE_STEPS = 1024  # ... up to this
-PROBE_SHARE = 8  # a probe that finds K_max 0 drafts for one request in so many
+PROBE_SHARE = 8  # a probe that finds K_max 0 drafts for one request in so many ...
+PROBE_NODES = 2  # ... and buys so many nodes for each
 RETURN_STEPS = 64
 MEMORY = 0.1  # weight of the latest step in what is remembered
 # nodes per request at which gain(K) is remembered
@@ -45,7 +49,7 @@ class Economy:
 
     def __init__(self, settings: PolicySettings, profile: Profile) -> None:
         self._settings = settings
-        self._cost = profile.cost
+        self._cost = None if profile.cost is None else LiveCost(profile.cost, learning=settings.live_costs == "on")
         self._acceptance = Acceptance(profile.acceptance)
         self._continuation = _continuation(profile, settings.max_depth)
         self._gain: FloatArray | None = None  # [len(NODES_PER_REQUEST)] tokens per request; None: nothing seen yet
@@ -53,7 +57,7 @@ class Economy:
         self._missed = 0.0  # committed tokens that the drafter was not fed
         self._k_max = settings.k_max
         self._changed_at = (-HOLD_STEPS, 0)  # (step, batch size)
-        self._probe = _Probe(PROBE_STEPS, PROBE_STEPS)
+        self._probe = _Probe(PROBE_STEPS, PROBE_STEPS, plain=True)
         self._planned = Budget(settings.k_max, None)
 
     def budget(self, load: Load) -> "Budget":
@@ -74,28 +78,42 @@ class Economy:
             if chosen != self._k_max or moved:
                 self._changed_at = (load.step, load.num_requests)
             if chosen != self._k_max:
-                self._probe = _Probe(load.step + PROBE_STEPS, PROBE_STEPS)
+                self._probe = _Probe(load.step + PROBE_STEPS, PROBE_STEPS, plain=True)
             self._k_max = chosen
-        if load.step >= self._probe.due:
-            pause = min(2 * self._probe.pause, MOST_PROBE_STEPS)
-            self._probe = _Probe(load.step + pause, pause)
+        return self._tried(load) if load.step >= self._probe.due else Budget(self._k_max, None)
+
+    def _tried(self, load: Load) -> "Budget":
+        """What a probe spends, which is due."""
+        due, pause, plain = self._probe
+        if load.step >= due + PROBE_LENGTH - 1:
+            pause = min(2 * pause, MOST_PROBE_STEPS)
+            self._probe = _Probe(load.step + pause, pause, not plain)
+        if self._k_max == 0:
             few = -(-load.num_requests // PROBE_SHARE)
-            return Budget(settings.k_max, few if self._k_max == 0 else None)
-        return Budget(self._k_max, None)
+            return Budget(min(PROBE_NODES * few, self._settings.k_max), few, whatever=True)
+        return Budget(0 if plain else min(2 * self._k_max, self._settings.k_max), None, whatever=True)
 
     def price(self, load: Load, k_max: int) -> Price | None:
-        """The economy of a step with at most `k_max` nodes."""
+        """The economy of a step with at most `k_max` nodes; None where it may buy them all."""
         if self._settings.price == "off" or self._cost is None or load.num_requests == 0:
+            return None
+        if self._planned.whatever and self._settings.max_step_stretch is None:
             return None
         return self._price(load, k_max)
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
-        """Remember what the candidates of a step were worth, up to the K_max that it had."""
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+        """Remember what the candidates of a step were worth, up to the K_max that it had, and what its forward took.
+
+        `verify_seconds` None: nobody timed it.
+        """
+        if self._cost is not None and verify_seconds is not None:
+            num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
+            self._cost.observe(num_tokens, load.num_cached_tokens, verify_seconds)
         if report.num_levels == 0:
             committed = load.num_requests + load.num_prompt_tokens
             self._missed = min(self._missed + committed, load.num_cached_tokens + committed)
             return
-        k_max, max_drafting = self._planned
+        k_max, max_drafting, _ = self._planned
         if max_drafting is None:
             self._missed = 0.0
         num_drafting = min(load.num_requests, max_drafting or load.num_requests)
@@ -144,6 +162,7 @@ class Budget(NamedTuple):
 
     k_max: int
     max_drafting: int | None  # most requests that draft; None: all
+    whatever: bool = False  # to be spent whatever it costs: that is what it is to find out
 
 
 class _Probe(NamedTuple):
@@ -151,6 +170,7 @@ class _Probe(NamedTuple):
 
     due: int  # step
     pause: int  # steps since the one before
+    plain: bool  # drafts nothing, where drafts are planned
 
 
 def _continuation(profile: Profile, max_depth: int) -> tuple[float, ...]:

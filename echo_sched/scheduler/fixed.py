@@ -23,7 +23,7 @@ class OffPolicy:
         """K_max 0, whatever the load."""
         return Plan(k_max=0, max_depth=0, target_depth=0, widths=(), thresholds=())
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
         """Learns nothing."""
 
 
@@ -61,8 +61,8 @@ class FixedPolicy:
             price=self._economy.price(load, k_max),
         )
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
-        self._economy.observe(load, report)
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+        self._economy.observe(load, report, verify_seconds)
 
 
 class DynamicPolicy:
@@ -95,5 +95,5 @@ class DynamicPolicy:
             price=self._economy.price(load, k_max),
         )
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
-        self._economy.observe(load, report)
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+        self._economy.observe(load, report, verify_seconds)

@@ -32,5 +32,5 @@ class GoodputPolicy:
             fairness=load.fairness(settings.node_floor, budget.k_max),
         )
 
-    def observe(self, load: Load, report: AllocationReport) -> None:
-        self._economy.observe(load, report)
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+        self._economy.observe(load, report, verify_seconds)

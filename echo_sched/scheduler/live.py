@@ -76,8 +76,15 @@ class LiveScheduler:
             return ungated(plan, load, self._seed)
         return plan
 
-    def observe(self, load: Load, plan: Plan, report: AllocationReport, accepted: Sequence[int]) -> None:
-        """What a plan led to. accepted [B]: accepted nodes per request.
+    def observe(
+        self,
+        load: Load,
+        plan: Plan,
+        report: AllocationReport,
+        accepted: Sequence[int],
+        verify_seconds: float | None = None,
+    ) -> None:
+        """What a plan led to. accepted [B]: accepted nodes per request. verify_seconds: of the forward, where timed.
 
         The policy learns nothing of explored steps: its memory is of trees like its own.
         """
@@ -86,7 +93,7 @@ class LiveScheduler:
             self._num_k_max_changes += self._k_max not in (None, plan.k_max)
             self._k_max = plan.k_max
         if not plan.explored:
-            self.policy.observe(load, report)
+            self.policy.observe(load, report, verify_seconds)
             return
         self._num_explored += 1
         self._drift.observe(self._thresholds, report, accepted)

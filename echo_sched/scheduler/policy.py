@@ -25,13 +25,16 @@ __all__ = ["Load", "Plan", "Policy", "PolicySettings", "make_policy"]
 
 
 class Policy(Protocol):
-    """Plans each step from its load. `observe` must be told what every plan led to, in step order."""
+    """Plans each step from its load. `observe` must be told what every plan led to, in step order.
+
+    `verify_seconds`: what the step's forward took, where it was timed.
+    """
 
     name: str
 
     def plan(self, load: Load) -> Plan: ...
 
-    def observe(self, load: Load, report: AllocationReport) -> None: ...
+    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None: ...
 
 
 def make_policy(settings: PolicySettings, profile: Profile) -> Policy:

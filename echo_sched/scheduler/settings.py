@@ -24,6 +24,7 @@ class PolicySettings:
     k_max: int = 32
     k_max_rule: Literal["fixed", "auto"] = "auto"
     price: Literal["on", "off"] = "on"
+    live_costs: Literal["on", "off"] = "on"
     max_depth: int = 8
     branching: int = 4
     gate: Literal["sparse", "dense", "none", "random"] = "sparse"

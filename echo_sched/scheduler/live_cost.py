@@ -1,0 +1,75 @@
+"""What forwards really take, learned from the steps that ran: the measured table, corrected.
+
+    seconds(N, C) = table(N, C) * exp(common + own(N))
+
+A table is a few repeats on an idle machine; steps of a busy one take longer, and not all alike. `common` follows what
+happens to every step, `own` what is left at each measured number of rows, linear between them. Both learn quickly what
+they have rarely seen. Whether drafts pay hangs on ratios between row counts, so those that are not in use have to be
+tried now and then: economy.py sees to that. Knows no load and no policy.
+"""
+
+import math
+
+import numpy as np
+
+from echo_sched.scheduler.cost import CostTable, DraftingCost
+from echo_sched.tree import FloatArray
+
+COMMON_MEMORY, OWN_MEMORY = 0.1, 0.05  # weight of the latest step, at least
+LIMIT = math.log(1.5)  # one step says no more than this where many have run: anything may interrupt it
+NEW = 8  # steps near a number of rows until its limit is about LIMIT
+
+
+class LiveCost:
+    """Reads as the table does. `learning` False: it is the table."""
+
+    def __init__(self, table: CostTable, *, learning: bool) -> None:
+        self._table = table
+        self._learning = learning
+        self._common = 0.0
+        self._own = np.zeros(len(table.num_tokens))
+        self._num_steps = 0
+        self._num_seen = np.zeros(len(table.num_tokens))  # steps near each measured number of rows
+        self._known: set[int] = set()  # row counts that have run
+
+    @property
+    def drafting(self) -> DraftingCost:
+        return self._table.drafting
+
+    def seconds_for(self, num_tokens: int, cached_tokens: float) -> float:
+        """Seconds of one forward of `num_tokens` packed tokens."""
+        return float(self.curve(num_tokens, num_tokens, cached_tokens)[0])
+
+    def curve(self, lowest: int, highest: int, cached_tokens: float) -> FloatArray:
+        """[highest - lowest + 1] `seconds_for` of lowest, lowest + 1, ... highest tokens, never falling."""
+        measured = self._table.curve(lowest, highest, cached_tokens)
+        if not self._num_steps:
+            return measured
+        own = np.interp(np.arange(lowest, highest + 1), self._table.num_tokens, self._own)
+        corrected: FloatArray = np.maximum.accumulate(measured * np.exp(self._common + own))
+        return corrected
+
+    def observe(self, num_tokens: int, cached_tokens: float, seconds: float) -> None:
+        """A forward of so many packed tokens took so long. The first of its size may have compiled kernels: ignored."""
+        if not self._learning or seconds <= 0:
+            return
+        if num_tokens not in self._known:
+            self._known.add(num_tokens)
+            return
+        near = self._near(num_tokens)
+        expected = math.log(self._table.seconds_for(num_tokens, cached_tokens)) + self._common + float(near @ self._own)
+        limit = LIMIT * (1 + NEW / (1 + float(near @ self._num_seen)))
+        surprise = float(np.clip(math.log(seconds) - expected, -limit, limit))
+        common = max(COMMON_MEMORY, 1 / (self._num_steps + 1))
+        own = np.maximum(OWN_MEMORY, 1 / (self._num_seen + 2)) * near
+        self._common += common * surprise
+        self._own += (1 - common) * surprise * own
+        self._num_steps += 1
+        self._num_seen += near
+
+    def _near(self, num_tokens: int) -> FloatArray:
+        """[tiers] how much each measured number of rows has to do with this one; they add up to 1."""
+        tiers = np.arange(len(self._own))
+        place = float(np.interp(num_tokens, self._table.num_tokens, tiers))
+        near: FloatArray = np.maximum(0.0, 1.0 - np.abs(tiers - place))
+        return near

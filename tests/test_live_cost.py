@@ -1,0 +1,85 @@
+"""A machine unlike its table is learned from steps, in scale and in shape; without learning nothing moves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from echo_sched.scheduler.cost import CostTable, DraftingCost
+from echo_sched.scheduler.economy import PROBE_STEPS
+from echo_sched.scheduler.live_cost import LiveCost
+from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.policy import PolicySettings, make_policy
+from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
+from tests.allocation_twin import drive
+
+TABLE = CostTable(
+    (1, 4, 8, 16), (0, 100), ((1.0, 2.0), (1.5, 2.5), (2.0, 3.0), (4.0, 5.0)), DraftingCost.constant(0.1), {}
+)
+NUM_STEPS = 400
+
+
+def taught(seconds: dict[int, float], *, learning: bool = True, noise: float = 0.0) -> LiveCost:
+    """Steps of each number of rows in turn, behind 100 cached tokens."""
+    cost, numbers = LiveCost(TABLE, learning=learning), np.random.default_rng(0)
+    for step in range(NUM_STEPS):
+        for rows, truth in seconds.items():
+            spike = 20.0 if step % 50 == 25 else 1.0
+            cost.observe(rows, 100, truth * spike * np.exp(noise * numbers.normal()))
+    return cost
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_scale_and_shape_are_learned_through_noise_and_interruptions(noise: float) -> None:
+    truth = {1: 3.0, 4: 3.0, 6: 4.0, 16: 9.0}
+    cost = taught(truth, noise=noise)
+    found = [cost.seconds_for(rows, 100) for rows in truth]
+    assert found == pytest.approx(list(truth.values()), rel=0.08)
+
+
+def test_what_happens_to_every_step_moves_row_counts_that_are_not_in_use() -> None:
+    cost = taught({4: 5.0})  # twice what the table says
+    assert cost.seconds_for(4, 100) == pytest.approx(5.0, rel=0.05)
+    assert cost.seconds_for(16, 100) > 1.6 * TABLE.seconds_for(16, 100)
+
+
+def test_cached_tokens_are_read_as_measured() -> None:
+    cost = taught({4: 5.0})
+    assert cost.seconds_for(4, 0) / cost.seconds_for(4, 100) == pytest.approx(1.5 / 2.5)
+
+
+def test_more_rows_never_take_less() -> None:
+    cost = taught({4: 5.0, 8: 1.0})
+    assert (np.diff(cost.curve(1, 40, 100)) >= 0).all()
+
+
+def test_the_first_step_of_a_size_is_not_taken_for_what_others_take() -> None:
+    cost = LiveCost(TABLE, learning=True)
+    cost.observe(4, 100, 50.0)
+    assert cost.seconds_for(4, 100) == 2.5
+    cost.observe(4, 100, 2.5)
+    assert cost.seconds_for(4, 100) == pytest.approx(2.5)
+
+
+def test_without_learning_it_is_the_table() -> None:
+    cost = taught({4: 5.0, 8: 1.0}, learning=False)
+    assert cost.curve(1, 40, 50) == pytest.approx(TABLE.curve(1, 40, 50))
+
+
+@pytest.mark.parametrize(("table", "truth"), [("dear", "cheap"), ("cheap", "dear")])
+def test_a_table_that_is_wrong_about_drafts_is_found_out(table: str, truth: str) -> None:
+    """What forwards really take decides in the end, whatever was measured before: probes go both ways."""
+    machines = {
+        "cheap": CostTable((1, 4, 8, 16), (0,), ((1.0,), (1.0,), (1.1,), (1.3,)), DraftingCost.constant(0.01), {}),
+        "dear": CostTable((1, 4, 8, 16), (0,), ((1.0,), (4.0,), (8.0,), (16.0,)), DraftingCost.constant(0.01), {}),
+    }
+    settings = PolicySettings(policy="goodput", k_max=12)
+    policy = make_policy(settings, replace(BUILT_IN_PROFILES["eagle3"], cost=machines[table]))
+    num_nodes = []
+    for step in range(30 * PROBE_STEPS):
+        load = Load(4, step)
+        report = drive(policy.plan(load), [20] * 4, lambda request, path: [(1, 0.7)]).report
+        num_nodes.append(int(report.num_nodes.sum()))
+        policy.observe(load, report, machines[truth].seconds_for(4 + num_nodes[-1], 0))
+    early, late = np.median(num_nodes[1:PROBE_STEPS]), np.median(num_nodes[-PROBE_STEPS:])
+    assert (early, late) == (12, 0) if truth == "dear" else early == 0 < late
