@@ -1,4 +1,4 @@
-"""A machine unlike its table is learned from steps, in scale and in shape; without learning nothing moves."""
+"""A machine unlike its table is learned from steps, in scale and in shape."""
 
 from dataclasses import replace
 
@@ -19,9 +19,9 @@ TABLE = CostTable(
 NUM_STEPS = 400
 
 
-def taught(seconds: dict[int, float], *, learning: bool = True, noise: float = 0.0) -> LiveCost:
+def taught(seconds: dict[int, float], noise: float = 0.0) -> LiveCost:
     """Steps of each number of rows in turn, behind 100 cached tokens."""
-    cost, numbers = LiveCost(TABLE, learning=learning), np.random.default_rng(0)
+    cost, numbers = LiveCost(TABLE), np.random.default_rng(0)
     for step in range(NUM_STEPS):
         for rows, truth in seconds.items():
             spike = 20.0 if step % 50 == 25 else 1.0
@@ -54,16 +54,11 @@ def test_more_rows_never_take_less() -> None:
 
 
 def test_the_first_step_of_a_size_is_not_taken_for_what_others_take() -> None:
-    cost = LiveCost(TABLE, learning=True)
+    cost = LiveCost(TABLE)
     cost.observe(4, 100, 50.0)
     assert cost.seconds_for(4, 100) == 2.5
     cost.observe(4, 100, 2.5)
     assert cost.seconds_for(4, 100) == pytest.approx(2.5)
-
-
-def test_without_learning_it_is_the_table() -> None:
-    cost = taught({4: 5.0, 8: 1.0}, learning=False)
-    assert cost.curve(1, 40, 50) == pytest.approx(TABLE.curve(1, 40, 50))
 
 
 @pytest.mark.parametrize(("table", "truth"), [("dear", "cheap"), ("cheap", "dear")])
@@ -83,3 +78,19 @@ def test_a_table_that_is_wrong_about_drafts_is_found_out(table: str, truth: str)
         policy.observe(load, report, machines[truth].seconds_for(4 + num_nodes[-1], 0))
     early, late = np.median(num_nodes[1:PROBE_STEPS]), np.median(num_nodes[-PROBE_STEPS:])
     assert (early, late) == (12, 0) if truth == "dear" else early == 0 < late
+
+
+def test_it_is_not_forgotten_with_the_policy_and_not_learned_where_that_is_off() -> None:
+    profile, learned = replace(BUILT_IN_PROFILES["eagle3"], cost=TABLE), LiveCost(TABLE)
+    load = Load(4, 0)
+    prices = []
+    for live_costs in ("on", "on", "off"):
+        policy = make_policy(PolicySettings(policy="goodput", live_costs=live_costs), profile, learned)  # type: ignore[arg-type]
+        for _ in range(3):
+            price = policy.plan(load).price
+            assert price is not None
+            prices.append(price.verify_seconds[0])
+            policy.observe(load, drive(policy.plan(load), [20] * 4, lambda *_: []).report, 3.0)
+    first, learned_first, table = prices[0], prices[3], prices[6]
+    assert first == table == prices[8] == TABLE.seconds_for(4, 0)
+    assert learned_first == pytest.approx(3.0)

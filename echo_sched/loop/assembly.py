@@ -19,6 +19,7 @@ from echo_sched.heads import shipped_head, shipped_profile
 from echo_sched.loop.decode import DecodeLoop
 from echo_sched.loop.pricing import cost_here
 from echo_sched.loop.self_check import self_check
+from echo_sched.scheduler.live_cost import LiveCost
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Identity, Profile, check_profile, load_profile
 from echo_sched.scheduler.starting_values import built_in_profile
@@ -66,7 +67,7 @@ def reassemble(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
     """
     config = resolve_drafter(config)
     profile = _changed_profile(loop, config)
-    return _loop(config, loop.target, loop.drafter, profile, recording=loop.recording, sampler=loop.sampler)
+    return _changed(loop, config, loop.target, loop.drafter, profile)
 
 
 def reassemble_beside(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
@@ -77,8 +78,7 @@ def reassemble_beside(loop: DecodeLoop, config: EngineConfig) -> DecodeLoop:
     config = resolve_drafter(config)
     profile = _changed_profile(loop, config)
     target = beside(loop.target, num_slots=max(config.max_batch_size, MIN_SLOTS))
-    drafter = _drafter(config, target)
-    return _loop(config, target, drafter, profile, recording=loop.recording, sampler=loop.sampler)
+    return _changed(loop, config, target, _drafter(config, target), profile)
 
 
 def _changed_profile(loop: DecodeLoop, config: EngineConfig) -> Profile:
@@ -92,6 +92,11 @@ def _changed_profile(loop: DecodeLoop, config: EngineConfig) -> Profile:
     if config.profile == loop.config.profile:
         return loop.profile
     return replace(_read_profile(config), cost=loop.profile.cost)  # the machine is still the same
+
+
+def _changed(loop: DecodeLoop, config: EngineConfig, target: Target, drafter: Drafter, profile: Profile) -> DecodeLoop:
+    """The machine is the same, and so is what was learned of it."""
+    return _loop(config, target, drafter, profile, learned=loop.learned, recording=loop.recording, sampler=loop.sampler)
 
 
 def resolve_drafter(config: EngineConfig) -> EngineConfig:
@@ -120,11 +125,14 @@ def _loop(
     drafter: Drafter,
     profile: Profile,
     *,
+    learned: LiveCost | None = None,
     recording: bool,
     sampler: Sampler = sample,
 ) -> DecodeLoop:
-    policy = make_policy(PolicySettings.of(config), profile)
-    loop = DecodeLoop(config, target, drafter, policy, profile, recording=recording, sampler=sampler)
+    if learned is None and profile.cost is not None:
+        learned = LiveCost(profile.cost)
+    policy = make_policy(PolicySettings.of(config), profile, learned)
+    loop = DecodeLoop(config, target, drafter, policy, profile, learned=learned, recording=recording, sampler=sampler)
     check_profile(profile, loop.model_identity, loop.drafter_identity)
     return loop
 

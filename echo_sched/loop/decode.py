@@ -27,6 +27,7 @@ from echo_sched.loop.records import StepOutcome, count, step_record
 from echo_sched.loop.requests import Requests, decoder
 from echo_sched.loop.rows import Chunk, chunk_segment, committed_features, slot_of, tree_segment
 from echo_sched.scheduler.live import LiveScheduler, Scheduling
+from echo_sched.scheduler.live_cost import LiveCost
 from echo_sched.scheduler.plan import AllocationReport, Plan
 from echo_sched.scheduler.policy import Policy, PolicySettings, make_policy
 from echo_sched.scheduler.profile import Profile
@@ -45,9 +46,11 @@ class DecodeLoop(Loaded):
         policy: Policy,
         profile: Profile,
         *,
+        learned: LiveCost | None = None,
         recording: bool = False,
         sampler: Sampler = sample,
     ) -> None:
+        """`learned`: what the policy learns of the machine; later policies go on from there."""
         assert config.max_batch_size <= target.kv.num_slots
         assert target.facts.max_model_len + config.k_max <= target.kv.max_len, "no room for nodes behind a full request"
         super().__init__(config, target, drafter, profile)
@@ -55,6 +58,7 @@ class DecodeLoop(Loaded):
         self.scheduler = LiveScheduler(
             policy, profile, explore=config.explore, adapt=config.adapt == "on", seed=config.seed
         )
+        self.learned = learned
         self.recording = recording
         self.sampler = sampler
         self.last_record: StepRecord | None = None
@@ -90,7 +94,7 @@ class DecodeLoop(Loaded):
     def reschedule(self, changes: Mapping[str, Any]) -> None:
         """Change scheduling settings (see live.py) from the next step on. Raises RequestError naming the setting."""
         change = changed(self._built, self.config, self.scheduler.set_thresholds, changes)
-        policy = make_policy(PolicySettings.of(change.config), self.profile)
+        policy = make_policy(PolicySettings.of(change.config), self.profile, self.learned)
         self.config = change.config
         self.scheduler.change(policy, change.thresholds, explore=self.config.explore, adapt=self.config.adapt == "on")
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
+from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.live_cost import LiveCost
 from echo_sched.scheduler.plan import AllocationReport, Load
 from echo_sched.scheduler.price import Price
@@ -45,11 +46,16 @@ NODES_PER_REQUEST = np.array([0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 
 
 
 class Economy:
-    """Budget and price of each step. `observe` must be told what every plan led to, in step order."""
+    """Budget and price of each step. `observe` must be told what every plan led to, in step order.
 
-    def __init__(self, settings: PolicySettings, profile: Profile) -> None:
+    `learned`: what is known of the machine beyond the profile's table; it goes on learning here.
+    """
+
+    def __init__(self, settings: PolicySettings, profile: Profile, learned: LiveCost | None = None) -> None:
         self._settings = settings
-        self._cost = None if profile.cost is None else LiveCost(profile.cost, learning=settings.live_costs == "on")
+        self._cost: LiveCost | CostTable | None = profile.cost
+        if profile.cost is not None and settings.live_costs == "on":
+            self._cost = learned or LiveCost(profile.cost)
         self._acceptance = Acceptance(profile.acceptance)
         self._continuation = _continuation(profile, settings.max_depth)
         self._gain: FloatArray | None = None  # [len(NODES_PER_REQUEST)] tokens per request; None: nothing seen yet
@@ -106,7 +112,7 @@ class Economy:
 
         `verify_seconds` None: nobody timed it.
         """
-        if self._cost is not None and verify_seconds is not None:
+        if isinstance(self._cost, LiveCost) and verify_seconds is not None:
             num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
             self._cost.observe(num_tokens, load.num_cached_tokens, verify_seconds)
         if report.num_levels == 0:

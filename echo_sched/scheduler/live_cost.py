@@ -21,11 +21,10 @@ NEW = 8  # steps near a number of rows until its limit is about LIMIT
 
 
 class LiveCost:
-    """Reads as the table does. `learning` False: it is the table."""
+    """Reads as the table does."""
 
-    def __init__(self, table: CostTable, *, learning: bool) -> None:
+    def __init__(self, table: CostTable) -> None:
         self._table = table
-        self._learning = learning
         self._common = 0.0
         self._own = np.zeros(len(table.num_tokens))
         self._num_steps = 0
@@ -51,8 +50,7 @@ class LiveCost:
 
     def observe(self, num_tokens: int, cached_tokens: float, seconds: float) -> None:
         """A forward of so many packed tokens took so long. The first of its size may have compiled kernels: ignored."""
-        if not self._learning or seconds <= 0:
-            return
+        assert seconds > 0
         if num_tokens not in self._known:
             self._known.add(num_tokens)
             return

@@ -17,6 +17,7 @@ from echo_sched.scheduler.echo import EchoPolicy
 from echo_sched.scheduler.economy import Economy
 from echo_sched.scheduler.fixed import STATIC_SHAPE, DynamicPolicy, FixedPolicy, OffPolicy
 from echo_sched.scheduler.goodput import GoodputPolicy
+from echo_sched.scheduler.live_cost import LiveCost
 from echo_sched.scheduler.plan import AllocationReport, Load, Plan
 from echo_sched.scheduler.profile import Profile
 from echo_sched.scheduler.settings import PolicySettings, parse_shapes
@@ -37,9 +38,9 @@ class Policy(Protocol):
     def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None: ...
 
 
-def make_policy(settings: PolicySettings, profile: Profile) -> Policy:
-    """The policy that `settings` name. Raises ConfigError for an unknown name."""
-    economy = Economy(settings, profile)
+def make_policy(settings: PolicySettings, profile: Profile, learned: LiveCost | None = None) -> Policy:
+    """The policy that `settings` name; `learned` is of this machine. Raises ConfigError for an unknown name."""
+    economy = Economy(settings, profile, learned)
     if settings.policy == "off":
         return OffPolicy()
     if settings.policy == "static":
