@@ -66,12 +66,12 @@ def test_a_table_that_is_wrong_about_drafts_is_found_out(table: str, truth: str)
     """What forwards really take decides in the end, whatever was measured before: probes go both ways."""
     machines = {
         "cheap": CostTable((1, 4, 8, 16), (0,), ((1.0,), (1.0,), (1.1,), (1.3,)), DraftingCost.constant(0.01), {}),
-        "dear": CostTable((1, 4, 8, 16), (0,), ((1.0,), (4.0,), (8.0,), (16.0,)), DraftingCost.constant(0.01), {}),
+        "dear": CostTable((1, 4, 8, 16), (0,), ((1.0,), (2.0,), (4.0,), (8.0,)), DraftingCost.constant(0.01), {}),
     }
     settings = PolicySettings(policy="goodput", k_max=12)
     policy = make_policy(settings, replace(BUILT_IN_PROFILES["eagle3"], cost=machines[table]))
     num_nodes = []
-    for step in range(30 * PROBE_STEPS):
+    for step in range(60 * PROBE_STEPS):
         load = Load(4, step)
         report = drive(policy.plan(load), [20] * 4, lambda request, path: [(1, 0.7)]).report
         num_nodes.append(int(report.num_nodes.sum()))

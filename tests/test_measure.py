@@ -56,16 +56,18 @@ def test_rows_and_cached_tokens_are_spread_over_as_many_requests_as_have_a_typic
         assert int(tree.position.max()) < kv.max_len
 
 
-def test_repeats_are_interleaved_and_progress_reaches_the_total() -> None:
+def test_repeats_are_interleaved_few_rows_run_twice_as_often_and_progress_reaches_the_total() -> None:
     machine, kv = ScriptedMachine(), cache()
     progress: list[tuple[int, int]] = []
     measure_forward(
-        machine.forward, kv, CPU, num_tokens=(1, 2), cached_tokens=(8,), num_repeats=4,
+        machine.forward, kv, CPU, num_tokens=(1, 2, 65), cached_tokens=(8,), num_repeats=4,
         report=lambda done, total: progress.append((done, total)), clock=machine.clock,
     )  # fmt: skip
     rows = [tree.num_rows for tree in machine.trees]
-    assert all(sorted(rows[at : at + 2]) == [1, 2] for at in range(0, len(rows), 2))
-    assert progress == [(done, len(rows)) for done in range(1, 2 * (NUM_WARM_UPS + 4) + 1)]
+    first = 3 * NUM_WARM_UPS
+    assert all(sorted(rows[at : at + 3]) == [1, 2, 65] for at in range(0, first, 3))
+    assert all(sorted(rows[at : at + 5]) == [1, 1, 2, 2, 65] for at in range(first, len(rows), 5))
+    assert progress == [(done, len(rows)) for done in range(1, first + 5 * 4 + 1)]
 
 
 def test_slots_are_free_again_even_after_a_failed_forward() -> None:

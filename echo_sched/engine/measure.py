@@ -18,6 +18,7 @@ from echo_sched.engine.kv import KVCache
 from echo_sched.tree import Segment, SuperTree, pack
 
 TYPICAL_CONTEXT = 256  # cached tokens of a request: how many requests C stands for, as far as rows and slots allow
+FEW_ROWS = 64
 NUM_WARM_UPS = 1  # the first run of a shape allocates and, on some devices, chooses kernels
 
 
@@ -70,7 +71,8 @@ def measure_forward(
     report: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:
-    """Time `forward` for every (N, C), interleaved, so that a slow spell of the machine hits all shapes alike.
+    """Time `forward` for every (N, C), interleaved, so that a slow spell of the machine hits all shapes alike; twice as
+    often for FEW_ROWS at most, which take least and decide most.
 
     All slots of `kv` must be free; they are free again afterwards, their contents are undefined. `report(done, total)`
     follows the runs.
@@ -82,7 +84,9 @@ def measure_forward(
     trees = {shape: _tree(slots, *shape, kv.max_len) for shape in shapes}
     seconds: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
     order = random.Random(0)
-    rounds = [shape for _ in range(NUM_WARM_UPS + num_repeats) for shape in order.sample(shapes, len(shapes))]
+    again = [(rows, cached) for rows, cached in shapes if rows <= FEW_ROWS]
+    rounds = [shape for _ in range(NUM_WARM_UPS) for shape in order.sample(shapes, len(shapes))]
+    rounds += [shape for _ in range(num_repeats) for shape in order.sample(shapes + again, len(shapes + again))]
     try:
         for done, shape in enumerate(rounds, start=1):
             start = clock()

@@ -15,9 +15,10 @@ import numpy as np
 from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.tree import FloatArray
 
-COMMON_MEMORY, OWN_MEMORY = 0.1, 0.05  # weight of the latest step, at least
-LIMIT = math.log(1.5)  # one step says no more than this where many have run: anything may interrupt it
-NEW = 8  # steps near a number of rows until its limit is about LIMIT
+COMMON_MEMORY, OWN_MEMORY = 0.05, 0.02  # weight of the latest step, at least
+TABLE_STEPS = 10  # the table's word at a number of rows weighs as much as so many steps there
+LIMIT = math.log(1.15)  # one step says no more than this where many have run: anything may interrupt it
+NEW = 16  # steps near a number of rows until its limit is about LIMIT
 
 
 class LiveCost:
@@ -59,7 +60,7 @@ class LiveCost:
         limit = LIMIT * (1 + NEW / (1 + float(near @ self._num_seen)))
         surprise = float(np.clip(math.log(seconds) - expected, -limit, limit))
         common = max(COMMON_MEMORY, 1 / (self._num_steps + 1))
-        own = np.maximum(OWN_MEMORY, 1 / (self._num_seen + 2)) * near
+        own = np.maximum(OWN_MEMORY, 1 / (self._num_seen + TABLE_STEPS)) * near
         self._common += common * surprise
         self._own += (1 - common) * surprise * own
         self._num_steps += 1
