@@ -78,7 +78,7 @@ def test_a_probe_drafts_for_few_requests_and_learns_what_all_would_gain() -> Non
         caps = [20] * (budget.max_drafting or 8) + [0] * (0 if budget.max_drafting is None else 7)
         plan = replace(policy.plan(load), k_max=budget.k_max)
         economy.observe(load, drive(plan, caps, sure).report)
-    assert {budget for budget in budgets[1:] if budget.k_max} == {Budget(PROBE_NODES, 1, whatever=True)}
+    assert {budget for budget in budgets[1:] if budget.k_max} == {Budget(PROBE_NODES, 1, probe=True)}
     rates = economy._gain
     assert rates is not None and rates[4] == pytest.approx(0.9, abs=0.01)  # one node per request
 

@@ -34,9 +34,10 @@ from echo_sched.tree import FloatArray
 MIN_GAIN = 1.03  # K_max moves for a rate that is so many times the present one's
 HOLD_STEPS = 8
 BATCH_MOVE = 0.25  # share of the batch that comes or goes before K_max may move at once
-PROBE_LENGTH = 3  # steps: the first after a change is not like the others
-PROBE_STEPS = 64  # between the first two probes; doubles with every probe that changes nothing ...
+PROBE_LENGTH = 3  # steps that draft more than is planned: the first of them is not like the others
+PROBE_STEPS = 64  # between the first two probes; doubles with each that changes nothing and is no surprise ...
 MOST_PROBE_STEPS = 1024  # ... up to this
+SURPRISE = 0.15  # a probe that takes longer or shorter by so much (of e) is soon repeated
 PROBE_SHARE = 8  # a probe that finds K_max 0 drafts for one request in so many ...
 PROBE_NODES = 2  # ... and buys so many nodes for each
 RETURN_STEPS = 64
@@ -91,19 +92,20 @@ class Economy:
     def _tried(self, load: Load) -> "Budget":
         """What a probe spends, which is due."""
         due, pause, plain = self._probe
-        if load.step >= due + PROBE_LENGTH - 1:
+        drafts_less = plain and self._k_max > 0  # as steps without anybody to draft for often do: nothing is cold then
+        if drafts_less or load.step >= due + PROBE_LENGTH - 1:
             pause = min(2 * pause, MOST_PROBE_STEPS)
             self._probe = _Probe(load.step + pause, pause, not plain)
         if self._k_max == 0:
             few = -(-load.num_requests // PROBE_SHARE)
-            return Budget(min(PROBE_NODES * few, self._settings.k_max), few, whatever=True)
-        return Budget(0 if plain else min(2 * self._k_max, self._settings.k_max), None, whatever=True)
+            return Budget(min(PROBE_NODES * few, self._settings.k_max), few, probe=True)
+        return Budget(0 if plain else min(2 * self._k_max, self._settings.k_max), None, probe=True)
 
     def price(self, load: Load, k_max: int) -> Price | None:
         """The economy of a step with at most `k_max` nodes; None where it may buy them all."""
         if self._settings.price == "off" or self._cost is None or load.num_requests == 0:
             return None
-        if self._planned.whatever and self._settings.max_step_stretch is None:
+        if self._planned.probe and self._settings.max_step_stretch is None:
             return None
         return self._price(load, k_max)
 
@@ -114,7 +116,9 @@ class Economy:
         """
         if isinstance(self._cost, LiveCost) and verify_seconds is not None:
             num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
-            self._cost.observe(num_tokens, load.num_cached_tokens, verify_seconds)
+            surprise = self._cost.observe(num_tokens, load.num_cached_tokens, verify_seconds)
+            if self._planned.probe and abs(surprise) > SURPRISE:
+                self._probe = self._probe._replace(due=min(self._probe.due, load.step + PROBE_STEPS), pause=PROBE_STEPS)
         if report.num_levels == 0:
             committed = load.num_requests + load.num_prompt_tokens
             self._missed = min(self._missed + committed, load.num_cached_tokens + committed)
@@ -168,7 +172,7 @@ class Budget(NamedTuple):
 
     k_max: int
     max_drafting: int | None  # most requests that draft; None: all
-    whatever: bool = False  # to be spent whatever it costs: that is what it is to find out
+    probe: bool = False  # to be spent whatever it costs: that is what it is to find out
 
 
 class _Probe(NamedTuple):

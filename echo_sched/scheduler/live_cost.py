@@ -16,7 +16,7 @@ from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.tree import FloatArray
 
 COMMON_MEMORY, OWN_MEMORY = 0.05, 0.02  # weight of the latest step, at least
-TABLE_STEPS = 10  # the table's word at a number of rows weighs as much as so many steps there
+TABLE_STEPS = 4  # the table's word at a number of rows weighs as much as so many steps there
 LIMIT = math.log(1.15)  # one step says no more than this where many have run: anything may interrupt it
 NEW = 16  # steps near a number of rows until its limit is about LIMIT
 
@@ -49,22 +49,27 @@ class LiveCost:
         corrected: FloatArray = np.maximum.accumulate(measured * np.exp(self._common + own))
         return corrected
 
-    def observe(self, num_tokens: int, cached_tokens: float, seconds: float) -> None:
-        """A forward of so many packed tokens took so long. The first of its size may have compiled kernels: ignored."""
+    def observe(self, num_tokens: int, cached_tokens: float, seconds: float) -> float:
+        """A forward of so many packed tokens took so long. The first of its size may have compiled kernels: ignored.
+
+        Returns the logarithm of seconds taken over seconds expected, 0 for what is ignored.
+        """
         assert seconds > 0
         if num_tokens not in self._known:
             self._known.add(num_tokens)
-            return
+            return 0.0
         near = self._near(num_tokens)
         expected = math.log(self._table.seconds_for(num_tokens, cached_tokens)) + self._common + float(near @ self._own)
         limit = LIMIT * (1 + NEW / (1 + float(near @ self._num_seen)))
-        surprise = float(np.clip(math.log(seconds) - expected, -limit, limit))
+        error = math.log(seconds) - expected
+        surprise = min(max(error, -limit), limit)
         common = max(COMMON_MEMORY, 1 / (self._num_steps + 1))
         own = np.maximum(OWN_MEMORY, 1 / (self._num_seen + TABLE_STEPS)) * near
         self._common += common * surprise
         self._own += (1 - common) * surprise * own
         self._num_steps += 1
         self._num_seen += near
+        return error
 
     def _near(self, num_tokens: int) -> FloatArray:
         """[tiers] how much each measured number of rows has to do with this one; they add up to 1."""
