@@ -33,7 +33,7 @@ def source_block(library: Library) -> str:
             rows += [_session(name, results, index) for index in _used(results)]
     if not rows:
         return "No study has been measured yet."
-    return table(["study", "measured (UTC)", "commit", "processor", "cores", "torch", "trials"], rows)
+    return table(["study", "measured (UTC)", "commit", "processor", "instructions", "cores", "torch", "trials"], rows)
 
 
 def pareto_block(library: Library) -> str:
@@ -55,6 +55,7 @@ def _session(name: str, results: Results, index: int) -> list[str]:
         session["timestamp"][:16],
         (session["git_commit"] or "unknown")[:12],
         machine["processor"],
+        ((session["cost"] or {}).get("machine") or {}).get("instructions") or "–",
         str(machine["num_cores"]),
         session["versions"]["torch"],
         str(trials),
