@@ -56,6 +56,13 @@ def test_where_verification_is_free_all_of_k_max_is_planned() -> None:
     assert set(run(FREE, 4, 30)) == {40}
 
 
+def test_plain_decoding_is_tried_now_and_then_where_costs_are_learned() -> None:
+    assert set(run(FREE, 4, 4 * PROBE_STEPS, live_costs="off")) == {40}
+    found = run(FREE, 4, 8 * PROBE_STEPS)
+    plain = [step for step, k_max in enumerate(found) if k_max == 0]
+    assert set(found) == {0, 40} and len(plain) == 2 and plain[0] == PROBE_STEPS
+
+
 def test_where_drafts_do_not_pay_k_max_is_zero_but_for_probes() -> None:
     found = run(DEAR, 4, 8 * PROBE_STEPS)
     tried = [step for step, k_max in enumerate(found) if k_max]
