@@ -183,3 +183,17 @@ def test_the_curve_of_a_table_is_its_own_reading() -> None:
     for context in (0.0, 10.0, 999.0, 5000.0):
         curve = STAIRS.curve(1, 600, context)
         assert curve == pytest.approx([STAIRS.seconds_for(n, context) for n in range(1, 601)])
+
+
+@given(st.floats(0, 3000), st.integers(1, 5), st.integers(1, 4), st.integers(0, 1000))
+def test_all_tiers_are_read_at_once_as_each_is_alone(cached: float, num_tiers: int, num_loads: int, seed: int) -> None:
+    numbers = np.random.default_rng(seed)
+    at = sorted(numbers.choice(2000, num_loads, replace=False).tolist())
+    seconds = 0.1 + numbers.random((num_tiers, num_loads))
+    table = CostTable(
+        tuple(range(1, num_tiers + 1)), tuple(at), tuple(map(tuple, seconds.tolist())), DraftingCost.constant(0.0), {}
+    )
+    for tier, row in enumerate(seconds, start=1):
+        slope = max(0.0, (row[-1] - row[0]) / (at[-1] - at[0])) if num_loads > 1 else 0.0
+        expected = np.interp(cached, at, row) + slope * max(0.0, cached - at[-1])
+        assert table.seconds_for(tier, cached) == pytest.approx(expected)

@@ -13,8 +13,10 @@ profiles; economy.py reads it. Does not know how to measure, nor whether the mac
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -132,8 +134,25 @@ class CostTable:
     def curve(self, lowest: int, highest: int, cached_tokens: float) -> FloatArray:
         """[highest - lowest + 1] `seconds_for` of lowest, lowest + 1, ... highest tokens."""
         assert lowest >= 1 and cached_tokens >= 0
-        at_tier = [float(_read(self.cached_tokens, row, cached_tokens)) for row in self.seconds]
-        return _read(self.num_tokens, at_tier, np.arange(lowest, highest + 1))
+        return _read(self.num_tokens, self._at_load(cached_tokens), np.arange(lowest, highest + 1))
+
+    def _at_load(self, cached_tokens: float) -> FloatArray:
+        """[tiers] seconds with so many tokens cached. As `_read` reads each tier, but all at once: every step asks."""
+        at, seconds = self.cached_tokens, self._surface
+        if len(at) == 1:
+            return seconds[:, 0]
+        left = min(max(bisect_right(at, cached_tokens) - 1, 0), len(at) - 2)
+        share = min(max((cached_tokens - at[left]) / (at[left + 1] - at[left]), 0.0), 1.0)
+        read: FloatArray = seconds[:, left] + share * (seconds[:, left + 1] - seconds[:, left])
+        if cached_tokens > at[-1]:
+            slope = np.maximum(0.0, (seconds[:, -1] - seconds[:, 0]) / (at[-1] - at[0]))
+            read = read + slope * (cached_tokens - at[-1])
+        return read
+
+    @cached_property
+    def _surface(self) -> FloatArray:
+        """[tiers, loads]"""
+        return np.array(self.seconds, np.float64)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able; `from_json` reads it back unchanged."""
@@ -168,7 +187,7 @@ def _overhead(fields: Fields) -> Overhead:
     return Overhead(**{name: row.number(name) for name in names})
 
 
-def _read(at: Sequence[int], seconds: Sequence[float], x: Any) -> FloatArray:
+def _read(at: Sequence[int], seconds: Sequence[float] | FloatArray, x: Any) -> FloatArray:
     """`seconds`, measured `at` ascending numbers, read at `x` [...]."""
     read: FloatArray = np.interp(x, at, seconds)
     if len(at) > 1:  # by the whole range: two neighbours may lie on both sides of a step
