@@ -29,7 +29,10 @@ SCHEMA: dict[str, Any] = {
         "o": {"type": "object", "properties": {"x": {"type": "boolean"}}},
     },
 }
-REGEXES = ("(ab|a|b){3,12}", "[a-z]+", "[0-9]{4}-[0-9]{2}(T[0-9]+)?", "a*", "(a|b)*abb", "x|", "a\\/b\n[ -~]?")
+REGEXES = (
+    *("(ab|a|b){3,12}", "[a-z]+", "[0-9]{4}-[0-9]{2}(T[0-9]+)?", "a*", "(a|b)*abb", "x|", "a\\/b\n[ -~]?"),
+    *("true12", "(true|false)12", "(abab|bb)12(ab)?", "fals(e|y)12"),  # forced text that could be cut otherwise
+)
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:

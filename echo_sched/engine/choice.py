@@ -15,10 +15,11 @@ from echo_sched.types import SamplingParams
 
 
 class Language(Protocol):
-    """The texts that a JSON schema or a regex describes, asked about whole outputs only, each time from the start."""
+    """What a JSON schema or a regex allows, asked about whole outputs only, each time from the start."""
 
     def begins(self, ids: Sequence[int]) -> bool:
-        """Whether some text of the language begins with that of `ids`; False with an id that has no text."""
+        """Whether some output begins with `ids`: their text may go on to one of the language, and where text is forced
+        it is cut as the tokenizer cuts it. False with an id that has no text."""
         ...
 
     def holds(self, ids: Sequence[int]) -> bool:

@@ -8,8 +8,8 @@ The only module that knows llguidance, which reads bytes: the same text may be c
 logits, trees or text streams.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ class Grammars:
         if params.grammar is None:
             return None
         matcher = self._compiled(params.grammar).deep_copy()
-        return Grammar(matcher, self._tokenizer, params.ends_with(self._eos_ids))
+        anew = partial(self._compile, params.grammar)
+        return Grammar(matcher, self._tokenizer, params.ends_with(self._eos_ids), anew)
 
     def _compile(self, source: GrammarSource) -> LLMatcher:
         try:
@@ -102,19 +103,34 @@ class Grammar:
     A token is allowed if the output's text may begin with what it makes of it (where the library sees the text forced,
     only the tokenizer's own cut of it is). The tokens that would end the request
     (`ends`: EOS unless ignored, and stop ids) are allowed too where the text so far is whole.
+
+    Copies of a matcher share the library's lexer, and once it reaches a limit it fails them all. Other requests and
+    looking ahead may have brought it there, so the place is then found again on a matcher of its own (`anew`), and
+    what fails there would fail alone. From then on nothing looks ahead: it would use up what the output may need.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, ends: frozenset[int]) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tokenizer: LLTokenizer,
+        ends: frozenset[int],
+        anew: Callable[[], LLMatcher] | None = None,
+    ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._ends = ends
+        self._anew = anew  # None: the matcher is its own
+        self._scouted = matcher  # as `_matcher`, until that one is its own
+        self._output: list[int] = []  # the output but for the end
         self._texts: BoolArray | None = None  # [V] tokens whose text fits here; None: not computed yet
 
     def push(self, token: int) -> None:
         """The next token of the output: an allowed one. What follows an end is nobody's business."""
         self._texts = None
         if token not in self._ends:
+            self._output.append(token)
             self._matcher.consume_token(token)
+            self._renew_if_failed()
 
     @property
     def allowed(self) -> BoolArray:
@@ -136,7 +152,7 @@ class Grammar:
         return None if reason in ("", *DEAD_ENDS) else reason
 
     def scout(self) -> "Scout":
-        return Scout(self._matcher.deep_copy(), self._ends, frozenset(self._tokenizer.eos_tokens))
+        return Scout(self._scouted.deep_copy(), self._ends, frozenset(self._tokenizer.eos_tokens))
 
     @property
     def _whole(self) -> bool:
@@ -145,12 +161,25 @@ class Grammar:
     @property
     def _fitting(self) -> BoolArray:
         if self._texts is None:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            mask = self._matcher.compute_bitmask()
+            if self._renew_if_failed():
+                mask = self._matcher.compute_bitmask()
+            bits = np.frombuffer(mask, np.uint8)
             texts = np.unpackbits(bits, count=self._tokenizer.vocab_size, bitorder="little").astype(np.bool_)
             texts[self._tokenizer.eos_tokens] = False
             # A matcher in error asks for the end; so would plain decoding's, since it fails at the same tokens.
             self._texts = texts & (not self._matcher.is_error())
         return self._texts
+
+    def _renew_if_failed(self) -> bool:
+        """Come to this place as a request alone does, with a mask before each token, if others may be why it failed."""
+        if self._anew is None or self.error is None:
+            return False
+        self._matcher, self._anew = self._anew(), None
+        for token in self._output:
+            self._matcher.compute_bitmask()
+            self._matcher.consume_token(token)
+        return True
 
 
 class Scout:
@@ -162,13 +191,29 @@ class Scout:
         self._textless = textless  # the library's own ends, which it allows wherever the text is whole
 
     def allows(self, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-        """Whether each of `tokens` may follow the allowed tokens `path`."""
+        """Whether each of `tokens` may follow the allowed tokens `path`: what a mask would say there, for less."""
         if not self._matcher.consume_tokens(list(path)):
             return [False] * len(tokens)
-        complete = self._matcher.is_stopped()  # the request ends here
-        found = [not complete and self._fits(token) for token in tokens]
+        found = self._allowed(tokens)
         self._matcher.rollback(len(path))
         return found
+
+    def _allowed(self, tokens: Sequence[int]) -> list[bool]:
+        if self._matcher.is_stopped():  # the request ends here
+            return [False] * len(tokens)
+        forced = self._forced
+        if forced is None:
+            return [self._fits(token) for token in tokens]
+        return [token == forced and token not in self._textless for token in tokens]
+
+    @property
+    def _forced(self) -> int | None:
+        """The one token that a mask has here, where the library has settled on the cut of a forced text.
+
+        Looked up as the mask looks it up, so it is the same. A few µs where nothing is forced.
+        """
+        tokens = self._matcher.compute_ff_tokens()
+        return tokens[0] if tokens else None
 
     def _fits(self, token: int) -> bool:
         if token in self._ends and self._matcher.is_accepting():
