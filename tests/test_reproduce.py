@@ -65,7 +65,7 @@ def write(folder: Path, speeds: Speeds, study: str = "bars", quick: bool = False
         results.set_reference(f"c{level}", [[1, 2], [3, 4]])
     for (level, arm), values in speeds.items():
         for repeat, speed in enumerate(values):
-            results.append(cell_of(level, arm, repeat, speed, list(forks) if arm != "off" else []))
+            results.append([cell_of(level, arm, repeat, speed, list(forks) if arm != "off" else [])])
 
 
 def read(folder: Path, study: str = "bars") -> Results:

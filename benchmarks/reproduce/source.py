@@ -55,7 +55,7 @@ def _session(name: str, results: Results, index: int) -> list[str]:
         session["timestamp"][:16],
         (session["git_commit"] or "unknown")[:12],
         machine["processor"],
-        ((session["cost"] or {}).get("machine") or {}).get("instructions") or "–",
+        ((session.get("cost") or {}).get("machine") or {}).get("instructions") or "–",
         str(machine["num_cores"]),
         session["versions"]["torch"],
         str(trials),
