@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     blocks = [_block(study, outline, asked[outline.name]) for outline in found]
     plan = Plan(blocks, args.repeats or study.num_repeats, args.num_warmups, args.turn_seconds)
     head = _head(study, args, loop, found, asked, sets)
-    session = provenance(["python", "-m", "benchmarks.study", *argv])
+    session = provenance(["python", "-m", "benchmarks.study", *map(_without_folders, argv)])
     cost = loop.profile.cost
     results = ResultsFile(out, head, session | {"cost": None if cost is None else cost.to_json()})
     run_missing(loop, plan, results, partial(margin, loop), study.num_margins, partial(console.print, markup=False))
@@ -120,6 +120,11 @@ def _head(
 
 def _settings(config: EngineConfig) -> dict[str, Any]:
     return config.model_dump() | {"profile": _file_name(config.profile)}
+
+
+def _without_folders(word: str) -> str:
+    """An absolute path's last part: where a folder lies says more of the machine than of the study."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def _file_name(path: str | None) -> str | None:
