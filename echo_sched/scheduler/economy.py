@@ -93,7 +93,7 @@ class Economy:
         """What a probe spends, which is due."""
         due, pause, plain = self._probe
         plain = plain and isinstance(self._cost, LiveCost)  # else there is nothing to learn of it
-        drafts_less = plain and self._k_max > 0  # as steps without anybody to draft for often do: nothing is cold then
+        drafts_less = plain and self._k_max > 0  # nothing new runs then, so one step tells
         if drafts_less or load.step >= due + PROBE_LENGTH - 1:
             pause = min(2 * pause, MOST_PROBE_STEPS)
             self._probe = _Probe(load.step + pause, pause, not self._probe.plain)
