@@ -57,6 +57,8 @@ class Trial:
     """What came of it. `outputs` are the requests' token ids in the order of the requests."""
 
     duration: float  # seconds, prompts included, the counting of steps left out
+    full_duration: float  # of it, until a request ended that none followed: so long were all clients served
+    num_full_tokens: int  # output tokens until then
     outputs: tuple[tuple[int, ...], ...]
     counts: Counts
     acceptance: Acceptance
@@ -72,6 +74,14 @@ class Trial:
     def output_throughput(self) -> float:
         """Tokens per second."""
         return self.num_output_tokens / self.duration
+
+    @property
+    def full_throughput(self) -> float:
+        """Tokens per second while as many requests were open as the concurrency says.
+
+        In the end few are left, the fewer the more unequal their speed: then a trial measures another concurrency.
+        """
+        return self.num_full_tokens / self.full_duration
 
     @property
     def acceptance_length(self) -> float:
@@ -111,13 +121,18 @@ class Run:
         self._started = dict.fromkeys((request.request_id for request in requests[:concurrency]), 0.0)
         self._times = defaultdict[str, list[float]](list)
         self._following = iter(requests[concurrency:])
+        self._num_tokens = 0
+        self._full: tuple[float, int] | None = None  # seconds and tokens when the first client was left without work
 
     def finished(self) -> Trial:
         """What came of it, served to the end where it has not been. Raises RequestError when a request is aborted."""
         self.loop.run()
         requests, started, times = self._requests, self._started, self._times
+        full_duration, num_full_tokens = self._full or (self.loop.seconds, self._num_tokens)
         return Trial(
             self.loop.seconds,
+            full_duration,
+            num_full_tokens,
             tuple(tuple(request.output_ids) for request in requests),
             self._counts,
             self._acceptance,
@@ -127,6 +142,7 @@ class Run:
         )
 
     def _take(self, record: StepRecord, events: Sequence[TokenEvent], now: float) -> None:
+        self._num_tokens += sum(len(event.token_ids) for event in events)
         for event in events:
             if event.token_ids:
                 self._times[event.request.request_id].append(now)
@@ -134,6 +150,8 @@ class Run:
                 self._on_finish()
                 if (follower := next(self._following, None)) is not None:
                     self._started[follower.request_id] = now
+                elif self._full is None:
+                    self._full = now, self._num_tokens
         self._counts.take(record)
         self._acceptance.take(record, events)
         self._phases.update(record.seconds)

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.reproduce.intervals import Ratio, paired_ratio
 from benchmarks.studies import STUDIES
+from benchmarks.study.cell import speed
 from benchmarks.study.file import read_results
 from echo_sched.arms import REFERENCE
 
@@ -39,6 +40,14 @@ class Results:
     def of_group(self, group: str) -> dict[int, str]:
         """Concurrency -> block."""
         return {block["concurrency"]: name for name, block in self.blocks.items() if block["group"] == group}
+
+    def with_arm(self, arm: str) -> dict[int, str]:
+        """Concurrency -> the first block that has the arm."""
+        found: dict[int, str] = {}
+        for name, block in self.blocks.items():
+            if arm in block["arms"]:
+                found.setdefault(block["concurrency"], name)
+        return found
 
     def cells(self, block: str, arm: str) -> list[Cell]:
         """By repeat; empty where the arm did not run."""
@@ -110,8 +119,3 @@ class Library:
             return None
         document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return document
-
-
-def speed(cell: Cell) -> float:
-    """Tokens per second."""
-    return float(cell["tokens"] / cell["seconds"])

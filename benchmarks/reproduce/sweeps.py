@@ -12,15 +12,15 @@ def grid_block(library: Library) -> str:
     results = library.study("grid")
     if results is None:
         return missing("grid")
-    levels = results.of_group("")
+    levels = list(results.with_arm(REFERENCE))
     best = {level: best_tree(results.document, level) for level in levels}
     rows = []
     for arm in results.arms:
         if arm != REFERENCE:
-            shape = arm.removeprefix(TREE)
+            shape, blocks = arm.removeprefix(TREE), results.with_arm(arm)
+            gains = {level: ratio(results.ratio(block, arm)) for level, block in blocks.items()}
             cells = [
-                f"**{ratio(results.ratio(block, arm))}**" if best[level] == shape else ratio(results.ratio(block, arm))
-                for level, block in levels.items()
+                f"**{gains[level]}**" if best[level] == shape else gains.get(level, ratio(None)) for level in levels
             ]
             rows.append([shape, str(num_nodes(shape)), *cells])
     return "\n\n".join(

@@ -3,7 +3,7 @@
 Knows nothing of files, arms or other trials.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ def trial_numbers(trial: Trial) -> dict[str, Any]:
     return {
         "seconds": round(trial.duration, 5),
         "tokens": trial.num_output_tokens,
+        "full_seconds": round(trial.full_duration, 5),
+        "full_tokens": trial.num_full_tokens,
         "steps": counts.num_steps,
         "decoding_steps": counts.num_decoding_steps,
         "steps_k_max_zero": counts.num_steps_k_max_zero,
@@ -35,6 +37,18 @@ def trial_numbers(trial: Trial) -> dict[str, Any]:
         "phase_seconds": {phase: round(seconds, 4) for phase, seconds in trial.phase_seconds.items()},
         "requests": _requests(trial),
     }
+
+
+def speed(cell: Mapping[str, Any]) -> float:
+    """Tokens per second while no client was idle; of the whole trial where an older file has no more."""
+    if "full_seconds" in cell:
+        return float(cell["full_tokens"] / cell["full_seconds"])
+    return whole_speed(cell)
+
+
+def whole_speed(cell: Mapping[str, Any]) -> float:
+    """Tokens per second of the whole trial, to the last request's end."""
+    return float(cell["tokens"] / cell["seconds"])
 
 
 def forks_row(forks: Sequence[Fork], margins: Sequence[float | None]) -> list[list[Any]]:

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
+from benchmarks.study.cell import speed
 from benchmarks.study.declared import Group, Study
 from echo_sched.arms import REFERENCE, Arm, parse_arm
 from echo_sched.config import EngineConfig
@@ -37,7 +39,8 @@ def outlines(
         for concurrency in group.num_requests:
             texts = {text: _spelt_out(text, concurrency, grid) for text in group.arms}
             fitting = {text: full for text, full in texts.items() if _fits(full, concurrency, study.most_nodes)}
-            arms = [_arm(text, full, concurrency, base, profiles) for text, full in fitting.items()]
+            sized = base.model_copy(update={"max_batch_size": concurrency})  # every arm has KV of its own
+            arms = [_arm(text, full, concurrency, sized, profiles) for text, full in fitting.items()]
             name = f"{group.name} c{concurrency}".strip()
             found.append(Outline(name, group, concurrency, arms, [text for text in texts if text not in fitting]))
     return found
@@ -50,18 +53,21 @@ def num_nodes(shape: str) -> int:
 
 
 def best_tree(grid: Mapping[str, Any], concurrency: int) -> str | None:
-    """The shape with the most tokens per second; None where the grid has not run whole at this concurrency."""
-    cells = [cell for cell in grid["cells"] if cell["concurrency"] == concurrency and cell["arm"].startswith(TREE)]
-    declared = {
-        arm
+    """The shape that gains most over plain decoding; None where the grid has not run whole at this concurrency."""
+    cells = [cell for cell in grid["cells"] if cell["concurrency"] == concurrency]
+    plain = {(cell["block"], cell["repeat"]): speed(cell) for cell in cells if cell["arm"] == REFERENCE}
+    gains: dict[str, list[float]] = {
+        arm: []
         for block in grid["blocks"].values()
         for arm in block["arms"]
         if block["concurrency"] == concurrency and arm.startswith(TREE)
     }
-    if not cells or not declared <= {cell["arm"] for cell in cells}:
+    for cell in cells:
+        if cell["arm"] in gains:
+            gains[cell["arm"]].append(speed(cell) / plain[cell["block"], cell["repeat"]])
+    if not gains or not all(gains.values()):
         return None
-    fastest = max(cells, key=lambda cell: float(cell["tokens"] / cell["seconds"]))
-    return str(fastest["arm"]).removeprefix(TREE)
+    return max(gains, key=lambda arm: fmean(gains[arm])).removeprefix(TREE)
 
 
 def _spelt_out(text: str, concurrency: int, grid: Mapping[str, Any] | None) -> str:
