@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_engine(arms: Sequence[Arm], base: EngineConfig, *, recording: bool) -> "DecodeLoop":
-    """Arms share one cache and one table of costs: it is loaded for the largest budget, and as an arm that reckons.
+    """Arms share one cache and one table of costs: it is loaded for the largest budget and batch, and as an arm that reckons.
 
     `base` is opened where no arm drafts. Raises ConfigError, ModelError, ProfileError.
     """
@@ -27,8 +27,8 @@ def open_engine(arms: Sequence[Arm], base: EngineConfig, *, recording: bool) -> 
     drafting = [arm.config for arm in arms if arm.config.policy != REFERENCE]
     first = next((config for config in drafting if config.k_max), base)
     price = "on" if any(config.price == "on" for config in drafting) else "off"
-    k_max = max(arm.config.k_max for arm in arms)
-    widest = first.model_copy(update={"k_max": k_max, "price": price, "profile": base.profile})
+    most = {name: max(getattr(arm.config, name) for arm in arms) for name in ("k_max", "max_batch_size")}
+    widest = first.model_copy(update={**most, "price": price, "profile": base.profile})
     return DecodeLoop.from_config(widest, recording=recording)
 
 
