@@ -18,7 +18,7 @@ from echo_sched.loop.records import StepOutcome, count, step_record
 from echo_sched.loop.rows import tree_segment
 from echo_sched.scheduler.budget import Allocation
 from echo_sched.scheduler.cost import CostTable, DraftingCost
-from echo_sched.scheduler.plan import AllocationReport, Load
+from echo_sched.scheduler.plan import AllocationReport, Feedback, Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.tree import ROOT, DraftTree, FloatArray, Frontier, IntArray, Offers, pack
@@ -94,7 +94,7 @@ class HostWork:
             request, node, path_logp = grant.offers.request[going], grant.node[going], grant.offers.path_logp[going]
         allocation.finish()
         report = allocation.report
-        self._policy.observe(self._load, report)
+        self._policy.observe(self._load, Feedback(report))
         return time.perf_counter() - start - offered, report
 
     def serve(self) -> dict[str, float]:

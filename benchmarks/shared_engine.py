@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def open_engine(arms: Sequence[Arm], base: EngineConfig, *, recording: bool) -> "DecodeLoop":
-    """Arms share one cache and one table of costs: it is loaded for the largest budget and batch, and as an arm that reckons.
+    """Arms share one cache and one table of costs: it is loaded for the largest budget and batch, and as an arm
+    that reckons.
 
     `base` is opened where no arm drafts. Raises ConfigError, ModelError, ProfileError.
     """

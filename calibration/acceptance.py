@@ -1,7 +1,8 @@
 """From verified nodes to acceptance curves: what a path probability was worth, depth by depth.
 
 Isotonic regression: a likelier path is never less often accepted; nothing else is assumed of the shape. The curve is
-stored as few points, so neighbours are pooled into bins of equal count first. Knows nothing of models or files.
+stored as few points, so neighbours are pooled into bins first: of equal path probability altogether, since most nodes
+of an ungated tree are hardly possible and what is bought are the likely ones. Knows nothing of models or files.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from echo_sched.scheduler.acceptance import AcceptanceCurve
 from echo_sched.types import NodeReading
 
 MIN_NODES = 200  # fewer at a depth decide nothing: it then takes the curve of the depth above
-NUM_BINS = 24
+NUM_BINS = 24  # at most
+MIN_PER_BIN = 40  # nodes
 
 
 def acceptance_curves(nodes: Sequence[NodeReading]) -> tuple[AcceptanceCurve, ...]:
@@ -30,8 +32,7 @@ def acceptance_curves(nodes: Sequence[NodeReading]) -> tuple[AcceptanceCurve, ..
 
 
 def _curve(depth: int, probability: np.ndarray, accepted: np.ndarray) -> AcceptanceCurve:
-    order = np.lexsort((accepted, probability))
-    bins = [part for part in np.array_split(order, NUM_BINS) if part.size]
+    bins = _bins(np.lexsort((accepted, probability)), probability)
     centres = np.array([probability[part].mean() for part in bins])
     shares = np.array([accepted[part].mean() for part in bins])
     sizes = [part.size for part in bins]
@@ -41,3 +42,14 @@ def _curve(depth: int, probability: np.ndarray, accepted: np.ndarray) -> Accepta
     points[1.0] = max(points.values())
     x, y = zip(*sorted(points.items()), strict=True)
     return AcceptanceCurve(depth, len(probability), x, y)
+
+
+def _bins(order: np.ndarray, probability: np.ndarray) -> list[np.ndarray]:
+    """`order`, which ascends, in parts of about equal summed probability and at least MIN_PER_BIN nodes."""
+    mass = np.cumsum(probability[order])
+    edges = np.searchsorted(mass, mass[-1] * np.arange(1, NUM_BINS) / NUM_BINS)
+    ends = [len(order)]
+    for edge in edges[::-1].tolist():  # from the likeliest down: what is too few joins the likelier bin
+        if ends[-1] - edge >= MIN_PER_BIN and edge >= MIN_PER_BIN:
+            ends.append(edge)
+    return np.split(order, ends[:0:-1])

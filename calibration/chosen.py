@@ -4,7 +4,7 @@ import numpy as np
 
 from calibration.simulate.replay import replay_step
 from calibration.throughput import Positions, draw_steps
-from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Profile
 
@@ -27,6 +27,7 @@ def _settled(positions: Positions, profile: Profile, settings: PolicySettings, b
         load = Load(batch_size, number, 0, int(positions.context[pools].sum()))
         plan = policy.plan(load)
         caps = np.full(batch_size, recorded.max_depth)
-        policy.observe(load, replay_step(recorded, pools, plan, caps, settings.branching).report)
+        accepted, report, _ = replay_step(recorded, pools, plan, caps, settings.branching)
+        policy.observe(load, Feedback(report, accepted.tolist()))
         chosen.append(plan.k_max)
     return int(np.median(chosen[NUM_STEPS // 2 :]))

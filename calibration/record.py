@@ -12,7 +12,7 @@ from calibration.offers import OfferLog
 from calibration.pool import Pool
 from calibration.trace import OfferTrace, TracedRequest, TraceHeader
 from echo_sched.loop import DecodeLoop
-from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.types import Request
 
 
@@ -35,7 +35,7 @@ class TracePolicy:
             verify=False,
         )
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+    def observe(self, load: Load, feedback: Feedback) -> None:
         """Learns nothing."""
 
 

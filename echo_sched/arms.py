@@ -17,6 +17,7 @@ ARM_SETTINGS = (
     "k_max_rule",
     "price",
     "live_costs",
+    "live_acceptance",
     "max_depth",
     "branching",
     "shapes",

@@ -63,6 +63,10 @@ class EngineConfig(BaseModel):
         description="correct the measured costs by what steps take (on a CPU: elsewhere a forward's end is not timed); "
         "off: steps repeat exactly, and so does what is drafted",
     )
+    live_acceptance: Literal["on", "off"] = Field(
+        "on",
+        description="correct the profile's chances of acceptance by what is accepted, for each kind of temperature",
+    )
     max_depth: int = Field(8, ge=1, le=64, description="deepest draft node (D_max)")
     branching: int = Field(4, ge=1, le=64, description="children the drafter proposes per node")
     gate: GateName = Field("sparse", description="echo: depths whose confidence is read (ablation)")

@@ -225,7 +225,7 @@ class SlowAllocation:
         for path in request.frontier:
             for token, probability in self.children(request.index, path):
                 logp = request.logp(path) + float(np.log(probability))
-                chance = min(request.chances[path], self.chance(depth, logp))
+                chance = min(request.chances[path], self.chance(request.index, depth, logp))
                 seen.append(Wish(request, (*path, token), logp, chance))
         self.seen += seen
         request.num_seen += len(seen)
@@ -332,10 +332,8 @@ class SlowAllocation:
             most = max((count for count in range(most + 1) if seconds[count] <= price.max_seconds), default=-1)
         return most if self.plan.rerank else most - sum(len(request.nodes) for request in self.requests)
 
-    def chance(self, depth: int, logp: float) -> float:
-        if self.plan.price is None:
-            return float(np.exp(logp))
-        return float(self.plan.price.acceptance.chance(depth, np.array([logp]))[0])
+    def chance(self, request: int, depth: int, logp: float) -> float:
+        return float(self.plan.acceptance.chance(depth, np.array([logp]), np.array([request]))[0])
 
     def verified(self) -> list[float]:
         """Chances of the nodes that are paid for for good."""

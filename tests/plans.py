@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -18,21 +19,29 @@ THRESHOLDS = (0.0, 0.07, 0.21, 0.45, 0.77, 1.0)
 
 @st.composite
 def prices(draw: st.DrawFn, k_max: int, num_requests: int, max_depth: int) -> Price:
-    """A cost curve with steps, and chances as they come or bent by a curve. Nothing ties: the numbers are all odd."""
+    """A cost curve with steps. Nothing ties: the numbers are all odd."""
     chance = random.Random(draw(st.integers(0, 1000)))
     rises = [chance.choice((0.0, 0.0, 0.01, 0.1, 0.5)) * chance.uniform(0.9, 1.1) for _ in range(k_max)]
-    points = sorted(chance.uniform(0.0, 1.0) for _ in range(3))
-    bent = AcceptanceCurve(draw(st.integers(1, 3)), 9, (0.0, 0.3, 0.6, 1.0), (0.0, *points))
     return Price(
         base_tokens=float(num_requests),
         verify_seconds=np.cumsum([chance.uniform(0.5, 1.5), *rises]),
         prompt_seconds=chance.choice((0.0, 2.0)),
         start_seconds=chance.choice((0.0, 0.1)),
         level_seconds=chance.choice((0.0, 0.03, 0.3)),
-        acceptance=Acceptance((bent,) if draw(st.booleans()) else ()),
         continuation=tuple(chance.uniform(0.3, 1.0) for _ in range(max_depth)),
         max_seconds=chance.choice((math.inf, math.inf, 1.7, 1.1)),
     )
+
+
+@st.composite
+def acceptances(draw: st.DrawFn, num_requests: int, max_depth: int) -> Acceptance:
+    """Chances as they come, bent by a curve, and other for each request."""
+    chance = random.Random(draw(st.integers(0, 1000)))
+    points = sorted(chance.uniform(0.0, 1.0) for _ in range(3))
+    bent = AcceptanceCurve(draw(st.integers(1, 3)), 9, (0.0, 0.3, 0.6, 1.0), (0.0, *points))
+    found = Acceptance((bent,) if draw(st.booleans()) else ())
+    log_odds = np.array([[chance.uniform(-2.0, 2.0) for _ in range(max_depth)] for _ in range(num_requests)])
+    return replace(found, log_odds=log_odds) if draw(st.booleans()) else found
 
 
 @st.composite
@@ -80,6 +89,7 @@ def steps(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
         widen_scope=draw(st.sampled_from(("all", "truncation"))),
         rerank=verify and rerank,
         price=draw(st.none() | prices(k_max, len(caps), max_depth)),
+        acceptance=draw(acceptances(len(caps), max_depth)),
         fairness=draw(st.none() | fair_shares(k_max, len(caps))) if shares == "free" else None,
         verify=verify,
     )

@@ -43,6 +43,17 @@ def test_fitted_curves_find_what_nodes_are_worth() -> None:
     assert all(len(curve.path_probability) <= NUM_BINS + 2 for curve in curves)
 
 
+def test_the_likely_few_among_many_unlikely_are_told_apart() -> None:
+    """Most nodes of an ungated tree are hardly possible; the deep ones that are bought are the few likely ones."""
+    chance = random.Random(8)
+    thought = [chance.uniform(0.0, 0.01) for _ in range(9_000)] + [chance.uniform(0.2, 1.0) for _ in range(800)]
+    (curve,) = acceptance_curves(
+        [NodeReading(i, "r", 1, math.log(p), chance.random() < p) for i, p in enumerate(thought)]
+    )
+    for probability in (0.3, 0.5, 0.7, 0.9):
+        assert Acceptance((curve,)).chance(1, np.log([probability]))[0] == pytest.approx(probability, abs=0.1)
+
+
 def test_few_nodes_make_no_curve_and_equal_ones_make_a_step() -> None:
     assert acceptance_curves(nodes(1, MIN_NODES - 1, 1.0)) == ()
     same = [NodeReading(i, "r", 1, math.log(0.5), i % 4 == 0) for i in range(400)]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.budget import Allocation
 from echo_sched.scheduler.order import even_shares
 from echo_sched.scheduler.plan import Plan
@@ -118,7 +117,7 @@ def test_what_is_bought_at_a_price_is_never_worth_less_than_nothing(
     assert rate >= price.base_tokens / (price.verify_seconds[0] + drafting) * (1 - 1e-12)
 
 
-FLAT = Price(2.0, np.full(9, 1.0), 0.0, 0.0, 0.1, Acceptance(), (1.0,) * 4)
+FLAT = Price(2.0, np.full(9, 1.0), 0.0, 0.0, 0.1, (1.0,) * 4)
 
 
 def test_free_verification_buys_everything_and_a_steep_curve_nothing() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_LENGTH, PROBE_NODES, PROBE_STEPS, Budget, Economy
-from echo_sched.scheduler.plan import Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Profile
 from echo_sched.scheduler.seen import Seen
@@ -48,7 +48,7 @@ def run(cost: CostTable, num_requests: int, num_steps: int, children: Children =
         load = Load(num_requests, step)
         plan = policy.plan(load)
         found.append(plan.k_max)
-        policy.observe(load, drive(plan, [20] * num_requests, children).report)
+        policy.observe(load, Feedback(drive(plan, [20] * num_requests, children).report))
     return found
 
 
@@ -84,7 +84,7 @@ def test_a_probe_drafts_for_few_requests_and_learns_what_all_would_gain() -> Non
         budgets.append(budget)
         caps = [20] * (budget.max_drafting or 8) + [0] * (0 if budget.max_drafting is None else 7)
         plan = replace(policy.plan(load), k_max=budget.k_max)
-        economy.observe(load, drive(plan, caps, sure).report)
+        economy.observe(load, Feedback(drive(plan, caps, sure).report))
     assert {budget for budget in budgets[1:] if budget.k_max} == {Budget(PROBE_NODES, 1, probe=True)}
     rates = economy._gain
     assert rates is not None and rates[4] == pytest.approx(0.9, abs=0.01)  # one node per request
@@ -100,9 +100,9 @@ def test_what_the_drafter_missed_must_be_earned_back() -> None:
         nothing = drive(Plan(0, 0, 0, (), ()), [20] * 4, sure).report
         first = Load(4, 0, num_cached_tokens=100_000)
         economy.budget(first)
-        economy.observe(first, drive(policy.plan(first), [20] * 4, sure).report)
+        economy.observe(first, Feedback(drive(policy.plan(first), [20] * 4, sure).report))
         for _ in range(num_missed):
-            economy.observe(first._replace(num_prompt_tokens=500), nothing)
+            economy.observe(first._replace(num_prompt_tokens=500), Feedback(nothing))
         chosen.append(economy.budget(first._replace(step=50)).k_max)
     assert chosen[0] > 0 == chosen[1]
 
@@ -120,7 +120,7 @@ def test_k_max_changes_at_most_once_per_hold_unless_the_batch_moves() -> None:
     previous = economy.budget(Load(2, 0)).k_max
     for step in range(1, 400):
         flickering = replace(report, seen=report.seen if step % 3 else Seen.concat([]))
-        economy.observe(Load(2, step), flickering)
+        economy.observe(Load(2, step), Feedback(flickering))
         k_max = economy.budget(Load(2, step + 1)).k_max
         if k_max not in (previous, 0, min(2 * previous, 40)):  # those are probes
             changes.append(step)
@@ -133,7 +133,7 @@ def test_a_batch_that_moves_by_a_quarter_is_answered_at_once() -> None:
     policy = make_policy(PolicySettings(policy="goodput", k_max=40), priced(STAIRS))
     for step in range(20):
         economy.budget(Load(2, step))
-        economy.observe(Load(2, step), drive(policy.plan(Load(2, step)), [20] * 2, sure).report)
+        economy.observe(Load(2, step), Feedback(drive(policy.plan(Load(2, step)), [20] * 2, sure).report))
     before = economy.budget(Load(2, 20)).k_max
     assert economy.budget(Load(4, 21)).k_max != before == 6
 
@@ -176,7 +176,7 @@ def test_no_policy_under_any_load_exceeds_the_k_max_that_was_set(
         plan = policy.plan(load)
         driven = drive(plan, [5] * num_requests, scattered(seed + step))
         assert sum(driven.outcome.num_nodes) <= plan.k_max <= k_max
-        policy.observe(load, driven.report)
+        policy.observe(load, Feedback(driven.report))
 
 
 def test_the_curve_of_a_table_is_its_own_reading() -> None:

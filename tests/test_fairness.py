@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.fairness import Fairness, Pace
 from echo_sched.scheduler.plan import Plan
 from echo_sched.scheduler.price import Price
@@ -110,7 +109,7 @@ def test_a_target_is_served_first_with_as_much_as_it_needs(rerank: bool) -> None
 
 
 def test_what_a_target_needs_is_bought_at_any_price() -> None:
-    dear = Price(2.0, 1.0 + np.arange(9.0), 0.0, 0.0, 0.0, Acceptance(), (1.0,) * 4)
+    dear = Price(2.0, 1.0 + np.arange(9.0), 0.0, 0.0, 0.0, (1.0,) * 4)
     for need, num_nodes in ((0.0, [0, 0]), (0.5, [0, 1]), (1.0, [0, 2])):
         fairness = Fairness.of(2, 8, need=np.array([0.0, need]))
         plan = fair_plan(8, fairness, price=dear, thresholds=(None,) * 4)

@@ -8,7 +8,7 @@ import pytest
 from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.economy import PROBE_STEPS
 from echo_sched.scheduler.live_cost import LiveCost
-from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from tests.allocation_twin import drive
@@ -75,7 +75,7 @@ def test_a_table_that_is_wrong_about_drafts_is_found_out(table: str, truth: str)
         load = Load(4, step)
         report = drive(policy.plan(load), [20] * 4, lambda request, path: [(1, 0.7)]).report
         num_nodes.append(int(report.num_nodes.sum()))
-        policy.observe(load, report, machines[truth].seconds_for(4 + num_nodes[-1], 0))
+        policy.observe(load, Feedback(report, None, machines[truth].seconds_for(4 + num_nodes[-1], 0)))
     early, late = np.median(num_nodes[1:PROBE_STEPS]), np.median(num_nodes[-PROBE_STEPS:])
     assert (early, late) == (12, 0) if truth == "dear" else early == 0 < late
 
@@ -90,7 +90,7 @@ def test_it_is_not_forgotten_with_the_policy_and_not_learned_where_that_is_off()
             price = policy.plan(load).price
             assert price is not None
             prices.append(price.verify_seconds[0])
-            policy.observe(load, drive(policy.plan(load), [20] * 4, lambda *_: []).report, 3.0)
+            policy.observe(load, Feedback(drive(policy.plan(load), [20] * 4, lambda *_: []).report, None, 3.0))
     first, learned_first, table = prices[0], prices[3], prices[6]
     assert first == table == prices[8] == TABLE.seconds_for(4, 0)
     assert learned_first == pytest.approx(3.0)

@@ -9,7 +9,7 @@ import pytest
 from echo_sched.scheduler.adapt import REFIT_READINGS
 from echo_sched.scheduler.explore import explores
 from echo_sched.scheduler.live import LiveScheduler
-from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.plan import AllocationReport, Feedback, Load, Plan
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Checkpoint
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
@@ -49,7 +49,7 @@ def run(live: LiveScheduler, num_steps: int, num_requests: int = 4, cut: float =
         load = Load(num_requests, step)
         plan, sure = live.plan(load), random.random(num_requests)
         report = drive(plan, [9] * num_requests, lambda request, path: [(1, sure[request])]).report  # noqa: B023
-        live.observe(load, plan, report, [9 if confidence > cut else 0 for confidence in sure])
+        live.observe(load, plan, Feedback(report, [9 if confidence > cut else 0 for confidence in sure]))
         plans.append(plan)
     return plans
 
@@ -75,7 +75,7 @@ def test_the_live_auc_is_that_of_all_requests_whatever_gate_and_budget_would_sel
         load, sure = Load(6, step), random.random(6)
         plan = live.plan(load)
         report = drive(plan, [9] * 6, lambda request, path: [(1, sure[request])]).report  # noqa: B023
-        live.observe(load, plan, report, (random.random(6) < sure).astype(int).tolist())
+        live.observe(load, plan, Feedback(report, (random.random(6) < sure).astype(int).tolist()))
     (found,) = live.state.drift
     assert found.auc == pytest.approx(5 / 6, abs=0.04) and found.acceptance == pytest.approx(0.5, abs=0.05)
     assert found.calibration_error < 0.1

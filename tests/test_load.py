@@ -8,7 +8,7 @@ from echo_sched.errors import RequestError
 from echo_sched.loop.load import LoadMeter
 from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.economy import HOLD_STEPS
-from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import built_in_profile
 from echo_sched.types import Request, SamplingParams, ServiceParams
@@ -77,7 +77,7 @@ def test_a_step_with_somebody_in_need_may_spend_all_of_k_max() -> None:
     policy = make_policy(PolicySettings(k_max=8), replace(built_in_profile("eagle3"), cost=dear))
     for step in range(HOLD_STEPS + 2):
         load = Load(1, step)
-        policy.observe(load, drive(policy.plan(load), [20], lambda request, path: [(1, 0.5)]).report)
+        policy.observe(load, Feedback(drive(policy.plan(load), [20], lambda request, path: [(1, 0.5)]).report))
     urgent = decoding("b", 1, tpot_slo_ms=1.0)
     urgent.first_token_at = 99.0
     load = LoadMeter(FakeClock()).load(HOLD_STEPS + 2, [urgent], [])

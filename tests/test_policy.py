@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from echo_sched.errors import ConfigError
 from echo_sched.scheduler.budget import Allocation
 from echo_sched.scheduler.depths import Checkpoint, DepthStats
+from echo_sched.scheduler.plan import Feedback
 from echo_sched.scheduler.policy import Load, Plan, PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from echo_sched.tree import ROOT, Offers
@@ -179,7 +180,7 @@ def test_the_random_gate_learns_each_load_apart() -> None:
         load, everybody = Load(count, 0), np.arange(count)
         allocation = Allocation(policy.plan(load), np.ones(count, np.int64))
         allocation.grant(Offers(everybody, np.full(count, ROOT), everybody, np.full(count, math.log(0.5))))
-        policy.observe(load, allocation.report)
+        policy.observe(load, Feedback(allocation.report))
     rates = [policy.plan(Load(count, 1)).truncation_rates for count in (64, 1)]
     assert rates == [(1.0,), (0.0,)]
 
@@ -223,7 +224,7 @@ def truncation_rates(gate: str, num_steps: int) -> dict[int, float]:
     read, truncated = {1: 0, 3: 0}, {1: 0, 3: 0}
     for step in range(num_steps):
         driven = drive(policy.plan(Load(4, step)), [4] * 4, scattered(step, max_children=2))
-        policy.observe(Load(4, step), driven.report)
+        policy.observe(Load(4, step), Feedback(driven.report))
         for _, depth, _, _, let_through in driven.outcome.readings:
             if depth in read:
                 read[depth] += 1
@@ -242,7 +243,7 @@ def test_random_gate_knows_no_confidence() -> None:
     confidences: dict[bool, list[float]] = {True: [], False: []}
     for step in range(600):
         driven = drive(policy.plan(Load(4, step)), [1] * 4, scattered(step, max_children=2))
-        policy.observe(Load(4, step), driven.report)
+        policy.observe(Load(4, step), Feedback(driven.report))
         for _, _, confidence, _, let_through in driven.outcome.readings:
             confidences[let_through].append(confidence)
     means = [sum(values) / len(values) for values in confidences.values()]

@@ -7,7 +7,7 @@ import pytest
 
 from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.economy import HOLD_STEPS, PROBE_STEPS
-from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from tests.allocation_twin import drive, scattered
@@ -36,7 +36,7 @@ def square_wave(policy_name: str) -> list[Budget]:
         num_requests = HIGH if step // HALF_WAVE % 2 else LOW
         load = Load(num_requests, step)
         plan = policy.plan(load)
-        policy.observe(load, drive(plan, [8] * num_requests, scattered(step)).report)
+        policy.observe(load, Feedback(drive(plan, [8] * num_requests, scattered(step)).report))
         budgets.append((plan.k_max, plan.max_depth))
     return budgets
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.starvation import Gaps, summarise
 from echo_sched.scheduler.cost import CostTable, DraftingCost
-from echo_sched.scheduler.plan import Load
+from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import built_in_profile
 from tests.allocation_twin import drive
@@ -32,7 +32,7 @@ def gaps(policy_name: str, **settings: object) -> list[float]:
     for step in range(NUM_STEPS):
         load = Load(BATCH, step)
         report = drive(policy.plan(load), [20] * BATCH, one_of_them_unsure).report
-        policy.observe(load, report)
+        policy.observe(load, Feedback(report))
         rows = BATCH + int(report.num_nodes.sum())
         found.append(CURVE.seconds_for(rows, 0.0) + report.num_levels * LEVELS.level(BATCH))
     return found

@@ -66,7 +66,7 @@ def test_a_tree_is_whole_for_every_request_and_has_no_price() -> None:
     config = outline.arms[1].config
     assert (config.policy, config.shapes, config.price, config.k_max_rule) == ("table", "1=3.2.1", "off", "fixed")
     assert (config.k_max, config.max_depth, config.branching) == (15 * 4, 3, 3)
-    assert outline.arms[0].config == BASE
+    assert outline.arms[0].config == BASE.model_copy(update={"max_batch_size": 4}), "KV for no more than that"
 
 
 def test_trees_beyond_the_study_are_left_out() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from calibration.simulate.recorded import RecordedOffers
 from calibration.simulate.replay import replay_step
 from echo_sched.scheduler.order import even_shares
-from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.policy import Policy
 from echo_sched.tree import FloatArray, IntArray
 
@@ -39,7 +39,7 @@ def accepted_per_step(recorded: RecordedOffers, steps: Sequence[IntArray], polic
         load = Load(len(pools), number)
         caps = np.full(len(pools), recorded.max_depth)
         accepted, report, _ = replay_step(recorded, pools, policy.plan(load), caps, max_children)
-        policy.observe(load, report)
+        policy.observe(load, Feedback(report, accepted.tolist()))
         total += int(accepted.sum())
     return total / len(steps)
 
@@ -83,7 +83,7 @@ class _EqualSplit:
             rerank=True,
         )
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+    def observe(self, load: Load, feedback: Feedback) -> None:
         """Learns nothing."""
 
 

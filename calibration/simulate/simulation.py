@@ -17,7 +17,7 @@ from calibration.simulate.simulated import Served, SimulatedRun, SimulatedStep
 from calibration.trace import TracedRequest
 from echo_sched.scheduler.admission import chunk_sizes, num_admitted
 from echo_sched.scheduler.cost import CostTable
-from echo_sched.scheduler.plan import Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.policy import Policy
 from echo_sched.tree import IntArray
 
@@ -96,7 +96,7 @@ class Simulation:
             seconds += self._cost.overhead.seconds_for(len(decoding) + len(chunks))
         self._clock += seconds
         num_emitted = self._emit(decoding, accepted, chunks)
-        self._policy.observe(load, report)
+        self._policy.observe(load, Feedback(report, accepted.tolist()))
         self._num_steps += 1
         self._release()
         return SimulatedStep(

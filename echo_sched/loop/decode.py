@@ -28,7 +28,7 @@ from echo_sched.loop.requests import Requests, decoder
 from echo_sched.loop.rows import Chunk, chunk_segment, committed_features, slot_of, tree_segment
 from echo_sched.scheduler.live import LiveScheduler, Scheduling
 from echo_sched.scheduler.live_cost import LiveCost
-from echo_sched.scheduler.plan import AllocationReport, Plan
+from echo_sched.scheduler.plan import AllocationReport, Feedback, Plan
 from echo_sched.scheduler.policy import Policy, PolicySettings, make_policy
 from echo_sched.scheduler.profile import Profile
 from echo_sched.tree import DraftTree, SuperTree, pack
@@ -169,7 +169,7 @@ class DecodeLoop(Loaded):
         num_accepted = [len(nodes) for nodes in accepted]
         # An accelerator may still be at work when the phase ends: its seconds say nothing.
         verify_seconds = clock.seconds["verify"] if self.target.device.type == "cpu" else None
-        self.scheduler.observe(load, plan, report, num_accepted, verify_seconds)
+        self.scheduler.observe(load, plan, Feedback(report, num_accepted, verify_seconds))
         self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self.requests.take_events(drawing, emitted)

@@ -30,8 +30,16 @@ class LoadMeter:
         self._begun = self._clock()
         cached = sum(request.num_computed for request in (*decoding, *(chunk.request for chunk in chunks)))
         num_prompt_tokens = sum(chunk.size for chunk in chunks)
-        priority, pace = _priority(decoding), self._pace(decoding)
-        return Load(len(decoding), step, num_prompt_tokens, cached, priority, pace, self._step_seconds)
+        return Load(
+            num_requests=len(decoding),
+            step=step,
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=cached,
+            priority=_priority(decoding),
+            pace=self._pace(decoding),
+            step_seconds=self._step_seconds,
+            temperature=_temperature(decoding),
+        )
 
     def note(self, emitting: Sequence[Request]) -> None:
         """The step gave these requests tokens."""
@@ -59,3 +67,9 @@ def _priority(decoding: Sequence[Request]) -> FloatArray | None:
     """None where all are alike."""
     weights = np.array([request.service.priority for request in decoding])
     return None if (weights == 1.0).all() else weights
+
+
+def _temperature(decoding: Sequence[Request]) -> FloatArray | None:
+    """None where all are greedy."""
+    temperatures = np.array([0.0 if r.params.greedy else r.params.temperature for r in decoding])
+    return temperatures if temperatures.any() else None

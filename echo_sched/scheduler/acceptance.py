@@ -4,7 +4,6 @@ A drafter's probabilities are not chances of agreement; isotonic curves measured
 Does not know how curves are fitted.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from echo_sched.errors import ProfileError
 from echo_sched.scheduler.fields import Fields
-from echo_sched.tree import FloatArray
+from echo_sched.tree import FloatArray, IntArray
 
 KEYS = ("depth", "n", "path_probability", "acceptance")
 
@@ -54,18 +53,21 @@ class AcceptanceCurve:
         )
 
 
+@dataclass(frozen=True)
 class Acceptance:
     """Curves by depth. A depth without one takes the nearest shallower depth's; without any, the chance is exp(S)."""
 
-    def __init__(self, curves: Sequence[AcceptanceCurve] = ()) -> None:
-        """`curves` by ascending depth."""
-        self._curves = tuple(curves)
+    curves: tuple[AcceptanceCurve, ...] = ()  # by ascending depth
+    log_odds: FloatArray | None = None  # [B, max_depth] by what each request's chances differ from them
 
-    def chance(self, depth: int, path_logp: FloatArray) -> FloatArray:
-        """[C] chance that nodes at `depth` are on the accepted path."""
-        probability: FloatArray = np.exp(path_logp)
-        fitting = [curve for curve in self._curves if curve.depth <= depth]
-        if not fitting:
-            return probability
-        chance: FloatArray = np.interp(probability, fitting[-1].path_probability, fitting[-1].acceptance)
-        return chance
+    def chance(self, depth: int, path_logp: FloatArray, request: IntArray | None = None) -> FloatArray:
+        """[C] chance that nodes at `depth` are on the accepted path. request [C]: whose they are; None: nobody's."""
+        chance: FloatArray = np.exp(path_logp)
+        fitting = [curve for curve in self.curves if curve.depth <= depth]
+        if fitting:
+            chance = np.interp(chance, fitting[-1].path_probability, fitting[-1].acceptance)
+        if self.log_odds is None or request is None:
+            return chance
+        odds = chance * np.exp(self.log_odds[request, depth - 1])
+        shifted: FloatArray = odds / (1.0 - chance + odds)
+        return shifted

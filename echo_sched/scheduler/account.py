@@ -18,6 +18,7 @@ class Account:
         self.num_nodes = np.zeros(num_requests, np.int64)
         self.gained = 0.0  # chances of the nodes, summed
         self.gained_by = np.zeros(num_requests)  # the same by request
+        self.gained_at = np.zeros((num_requests, plan.max_depth))  # the same by request and depth
         self._plan = plan
         self._free = free
 
@@ -40,10 +41,12 @@ class Account:
         num_nodes = self.num_paid + num_claimed
         return num_claimed + price.best_count(gained, chances[num_claimed:], num_nodes, num_levels)
 
-    def charge(self, request: IntArray, chance: FloatArray) -> IntArray:
+    def charge(self, request: IntArray, depth: IntArray, chance: FloatArray) -> IntArray:
         """Pay for nodes [G]. Returns their numbers [G]: a request's k-th node is node k."""
         node: IntArray = self.num_nodes[request] + rank_within(request)
         self.num_nodes = self.num_nodes + np.bincount(request, minlength=len(self.num_nodes))
         self.gained += float(chance.sum())
-        self.gained_by = self.gained_by + np.bincount(request, chance, len(self.num_nodes))
+        place = request * self.gained_at.shape[1] + depth - 1
+        at = np.bincount(place, chance, self.gained_at.size).reshape(self.gained_at.shape)
+        self.gained_at, self.gained_by = self.gained_at + at, self.gained_by + at.sum(axis=1)
         return node

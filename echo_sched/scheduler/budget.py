@@ -12,7 +12,6 @@ reported; tie rules and bookkeeping are ours.
 
 import numpy as np
 
-from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.account import Account
 from echo_sched.scheduler.fairness import FLOOR, REST, Fairness
 from echo_sched.scheduler.finish import Grown, finish
@@ -38,7 +37,7 @@ class Allocation:
         num_requests = len(depth_caps)
         assert plan.shares is None or len(plan.shares) == num_requests
         self._plan = plan
-        self._acceptance = Acceptance() if plan.price is None else plan.price.acceptance
+        self._acceptance = plan.acceptance
         self._fairness = Fairness.neutral(num_requests) if plan.fairness is None else plan.fairness
         self._caps = np.minimum(depth_caps, plan.max_depth)
         self._shares = np.full(num_requests, plan.k_max) if plan.shares is None else np.array(plan.shares, np.int64)
@@ -71,7 +70,8 @@ class Allocation:
         self._depth += 1
         candidates = best_first(candidates, self._fairness.weight)
         row = self._level.rows(candidates)
-        chance = np.minimum(self._level.chance[row], self._acceptance.chance(self._depth, candidates.path_logp))
+        chance = self._acceptance.chance(self._depth, candidates.path_logp, candidates.request)
+        chance = np.minimum(self._level.chance[row], chance)
         decision = self._read_gate(candidates, row)
         self._note_seen(candidates, chance)
         offered = self._offered(candidates, decision)
@@ -83,9 +83,10 @@ class Allocation:
         # The parents of what is not granted are granted nodes, so any of it may become a leaf. A request truncated for
         # lack of budget is no truncation point to widen at: nothing is left to widen with.
         numbers = np.full(candidates.size, NOT_GRANTED)
-        numbers[bought] = self._account.charge(candidates.request[bought], chance[bought])
+        depths = np.full(candidates.size, self._depth)
+        numbers[bought] = self._account.charge(candidates.request[bought], depths[bought], chance[bought])
         self._level = Level.of(candidates.take(bought), numbers[bought], chance[bought], self._account.num_nodes)
-        self._seen.append(Seen(candidates, numbers, np.full(candidates.size, self._depth), chance, decision.stopped))
+        self._seen.append(Seen(candidates, numbers, depths, chance, decision.stopped))
         served = mask(len(self._caps), candidates.request[bought])
         self.active = served & (self._caps > self._depth) & (self._account.num_nodes < self._limits)
         frontier = chance[bought][self.active[candidates.request[bought]]]
@@ -105,7 +106,7 @@ class Allocation:
     def report(self) -> AllocationReport:
         """What was done so far."""
         account = self._account
-        return self._tally.report(self._depth, account.num_nodes, Seen.concat(self._seen), account.gained)
+        return self._tally.report(self._depth, account.num_nodes, Seen.concat(self._seen), account.gained_at)
 
     def _read_gate(self, candidates: Offers, frontier_row: IntArray) -> GateDecision:
         # The root has S = 0 and would never stop, so at depth 1 a branch is judged by its own first node.

@@ -9,7 +9,7 @@ import numpy as np
 
 from echo_sched.scheduler.economy import Economy
 from echo_sched.scheduler.order import even_shares
-from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.profile import Profile
 from echo_sched.scheduler.random_gate import TruncationRates
 from echo_sched.scheduler.settings import PolicySettings
@@ -59,14 +59,15 @@ class EchoPolicy:
             widen_scope=settings.widen_scope,
             max_drafting=budget.max_drafting,
             price=self._economy.price(load, k_max),
+            acceptance=self._economy.acceptance(load),
             fairness=load.fairness(settings.node_floor, k_max) if even is None else None,
         )
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+    def observe(self, load: Load, feedback: Feedback) -> None:
         """The random gate learns how often the sparse gate would have truncated at such a load."""
-        self._economy.observe(load, report, verify_seconds)
+        self._economy.observe(load, feedback)
         if self._settings.gate == "random":
-            self._rates[self._bucket(load)].observe(report)
+            self._rates[self._bucket(load)].observe(feedback.report)
 
     def _bucket(self, load: Load) -> int:
         return self._load_bucket(self._settings.k_max / max(load.num_requests, 1))

@@ -14,8 +14,9 @@ nothing for K = 0, else start, levels and feeding; what the drafter has missed h
 steps. K_max changes only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS steps unless the batch moves;
 plain decoding needs no better rate. Nothing is learned of what is never tried, so some steps do what is not planned:
 where plain decoding is, they draft, for few requests; else they spend nothing or twice K_max, in turn; the less often,
-the longer it was of no use. What forwards take is corrected by what they took (live_cost.py). Without a
-measured cost table there is no economy: K_max is as set and nothing has a price. Knows no policy.
+the longer it was of no use. What forwards take is corrected by what they took (live_cost.py), and chances by what was
+accepted (live_acceptance.py). Without a measured cost table there is no economy: K_max is as set and nothing has a
+price. Knows no policy.
 """
 
 from typing import NamedTuple
@@ -24,8 +25,9 @@ import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.live_acceptance import LiveAcceptance
 from echo_sched.scheduler.live_cost import LiveCost
-from echo_sched.scheduler.plan import AllocationReport, Load
+from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.price import Price
 from echo_sched.scheduler.profile import Profile
 from echo_sched.scheduler.settings import PolicySettings
@@ -58,6 +60,7 @@ class Economy:
         if profile.cost is not None and settings.live_costs == "on":
             self._cost = learned or LiveCost(profile.cost)
         self._acceptance = Acceptance(profile.acceptance)
+        self._agreement = LiveAcceptance(self._acceptance, settings.max_depth)
         self._continuation = _continuation(profile, settings.max_depth)
         self._gain: FloatArray | None = None  # [len(NODES_PER_REQUEST)] tokens per request; None: nothing seen yet
         self._levels = 0.0  # drafted per step that drafts
@@ -110,16 +113,17 @@ class Economy:
             return None
         return self._price(load, k_max)
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
-        """Remember what the candidates of a step were worth, up to the K_max that it had, and what its forward took.
+    def acceptance(self, load: Load) -> Acceptance:
+        """What path probabilities are worth to this batch; where nothing has a price, what they say themselves."""
+        if self._settings.price == "off" or self._cost is None:
+            return Acceptance()
+        live = self._settings.live_acceptance == "on"
+        return self._agreement.of(load.temperature, load.num_requests) if live else self._acceptance
 
-        `verify_seconds` None: nobody timed it.
-        """
-        if isinstance(self._cost, LiveCost) and verify_seconds is not None:
-            num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
-            surprise = self._cost.observe(num_tokens, load.num_cached_tokens, verify_seconds)
-            if self._planned.probe and abs(surprise) > SURPRISE:
-                self._probe = self._probe._replace(due=min(self._probe.due, load.step + PROBE_STEPS), pause=PROBE_STEPS)
+    def observe(self, load: Load, feedback: Feedback) -> None:
+        """Remember what a step's candidates were worth, up to the K_max that it had, what was accepted, and seconds."""
+        report = feedback.report
+        self._learn(load, feedback)
         if report.num_levels == 0:
             committed = load.num_requests + load.num_prompt_tokens
             self._missed = min(self._missed + committed, load.num_cached_tokens + committed)
@@ -136,6 +140,16 @@ class Economy:
         self._gain = np.where(tried, (1 - fresh) * known + fresh * gain, known)
         self._levels += fresh * (report.num_levels - self._levels)
 
+    def _learn(self, load: Load, feedback: Feedback) -> None:
+        report, seconds = feedback.report, feedback.verify_seconds
+        if feedback.accepted is not None and self._settings.price == "on" and self._cost is not None:
+            self._agreement.observe(load.temperature, report.chances, feedback.accepted)
+        if isinstance(self._cost, LiveCost) and seconds is not None:
+            num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
+            surprise = self._cost.observe(num_tokens, load.num_cached_tokens, seconds)
+            if self._planned.probe and abs(surprise) > SURPRISE:
+                self._probe = self._probe._replace(due=min(self._probe.due, load.step + PROBE_STEPS), pause=PROBE_STEPS)
+
     def _price(self, load: Load, k_max: int) -> Price:
         assert self._cost is not None
         roots, beside = load.num_requests, load.num_requests + load.num_prompt_tokens
@@ -150,7 +164,6 @@ class Economy:
             start_seconds=drafting.start(load.num_requests) + fed * drafting.pair_seconds,
             level_seconds=drafting.level(load.num_requests),
             max_seconds=np.inf if stretch is None else (1.0 + stretch) * alone,
-            acceptance=self._acceptance,
             continuation=self._continuation,
         )
 

@@ -62,7 +62,7 @@ def _rerank(grown: Grown, tally: Tally) -> tuple[Selection, Account]:
     ordered = grown.seen.best_first(grown.fairness.weight)
     tier = grown.fairness.tiers(ordered.offers.request, ordered.chance, paid.num_nodes, paid.gained_by)
     kept = _choose(grown, paid, ordered, tier)
-    paid.charge(kept.offers.request, kept.chance)
+    paid.charge(kept.offers.request, kept.depth, kept.chance)
     stay = kept.take(kept.node != NOT_GRANTED)
     tally.num_dropped = grown.account.num_nodes - np.bincount(stay.offers.request, minlength=num_requests)
     leaves = _leaves(kept.take(kept.node == NOT_GRANTED), grown.account)  # numbered behind all that was grown
@@ -91,5 +91,5 @@ def _choose(grown: Grown, account: Account, ordered: Seen, tier: IntArray) -> Se
 
 def _leaves(chosen: Seen, account: Account) -> Grant:
     """Charge nodes that get no children."""
-    numbers = account.charge(chosen.offers.request, chosen.chance)
+    numbers = account.charge(chosen.offers.request, chosen.depth, chosen.chance)
     return Grant(chosen.offers, numbers, np.zeros(len(account.num_nodes), np.bool_))

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 from echo_sched.scheduler.economy import Economy
-from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.settings import PolicySettings, Shapes
 
 # Children per node at each depth (SpecInfer, ASPLOS 2024): levels of 3, 6, 12, 12, 12.
@@ -23,7 +23,7 @@ class OffPolicy:
         """K_max 0, whatever the load."""
         return Plan(k_max=0, max_depth=0, target_depth=0, widths=(), thresholds=())
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+    def observe(self, load: Load, feedback: Feedback) -> None:
         """Learns nothing."""
 
 
@@ -59,10 +59,11 @@ class FixedPolicy:
             shares=(k_max // max(load.num_requests, 1),) * load.num_requests,
             max_drafting=budget.max_drafting,
             price=self._economy.price(load, k_max),
+            acceptance=self._economy.acceptance(load),
         )
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
-        self._economy.observe(load, report, verify_seconds)
+    def observe(self, load: Load, feedback: Feedback) -> None:
+        self._economy.observe(load, feedback)
 
 
 class DynamicPolicy:
@@ -93,7 +94,8 @@ class DynamicPolicy:
             rerank=True,
             max_drafting=budget.max_drafting,
             price=self._economy.price(load, k_max),
+            acceptance=self._economy.acceptance(load),
         )
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
-        self._economy.observe(load, report, verify_seconds)
+    def observe(self, load: Load, feedback: Feedback) -> None:
+        self._economy.observe(load, feedback)

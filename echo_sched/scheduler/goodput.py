@@ -5,7 +5,7 @@ settings and the economy.
 """
 
 from echo_sched.scheduler.economy import Economy
-from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.settings import PolicySettings
 
 
@@ -29,8 +29,9 @@ class GoodputPolicy:
             rerank=True,
             max_drafting=budget.max_drafting,
             price=self._economy.price(load, budget.k_max),
+            acceptance=self._economy.acceptance(load),
             fairness=load.fairness(settings.node_floor, budget.k_max),
         )
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
-        self._economy.observe(load, report, verify_seconds)
+    def observe(self, load: Load, feedback: Feedback) -> None:
+        self._economy.observe(load, feedback)

@@ -5,7 +5,7 @@ thresholds may follow (adapt.py) or be set by hand, and the policy may be replac
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from echo_sched.scheduler.adapt import Adaptation
 from echo_sched.scheduler.drift import DepthDrift, Drift
 from echo_sched.scheduler.echo import EchoPolicy
 from echo_sched.scheduler.explore import explores, ungated
-from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.policy import Policy
 from echo_sched.scheduler.profile import Profile
 
@@ -76,15 +76,8 @@ class LiveScheduler:
             return ungated(plan, load, self._seed)
         return plan
 
-    def observe(
-        self,
-        load: Load,
-        plan: Plan,
-        report: AllocationReport,
-        accepted: Sequence[int],
-        verify_seconds: float | None = None,
-    ) -> None:
-        """What a plan led to. accepted [B]: accepted nodes per request. verify_seconds: of the forward, where timed.
+    def observe(self, load: Load, plan: Plan, feedback: Feedback) -> None:
+        """What a plan led to, with the accepted nodes.
 
         The policy learns nothing of explored steps: its memory is of trees like its own.
         """
@@ -93,10 +86,11 @@ class LiveScheduler:
             self._num_k_max_changes += self._k_max not in (None, plan.k_max)
             self._k_max = plan.k_max
         if not plan.explored:
-            self.policy.observe(load, report, verify_seconds)
+            self.policy.observe(load, feedback)
             return
+        assert feedback.accepted is not None, "a served step verifies"
         self._num_explored += 1
-        self._drift.observe(self._thresholds, report, accepted)
+        self._drift.observe(self._thresholds, feedback.report, feedback.accepted)
         if self._adapt:
             self._refit()
 

@@ -1,15 +1,16 @@
-"""The plain values between the loop, a policy and an allocation: Load -> Plan -> Grant ... -> AllocationReport.
+"""The plain values between the loop, a policy and an allocation: Load -> Plan -> Grant ... -> Feedback.
 
 Data only. A plan is all an allocation knows of the policy that wrote it, so that every policy, ablations included,
 drives the same code. B is the number of decoding requests of the step; requests are named by index, in arrival order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.fairness import Fairness, Pace
 from echo_sched.scheduler.gate import GateRule, GateScope
 from echo_sched.scheduler.price import Price
@@ -29,6 +30,7 @@ class Load(NamedTuple):
     priority: FloatArray | None = None  # [B] above 0; None: all 1
     pace: Pace | None = None  # None: nobody has a latency target
     step_seconds: float = 0.0  # what steps have taken of late; 0: unknown
+    temperature: FloatArray | None = None  # [B] of sampling; None: all greedy
 
     @property
     def need(self) -> FloatArray | None:
@@ -63,6 +65,7 @@ class Plan:
         False  # grow without paying (where there are no shares: the best K_max so far), then keep the best seen
     )
     price: Price | None = None  # None: whatever K_max allows is bought
+    acceptance: Acceptance = field(default_factory=Acceptance)  # what a node's path probability is worth
     max_drafting: int | None = None  # most requests that draft, the shortest first; None: all
     fairness: Fairness | None = None  # who is served first, where budget moves freely; None: nobody
     verify: bool = True  # False: trees are drafted for what can be learned from them, and dropped
@@ -128,6 +131,14 @@ class GateReadings(NamedTuple):
     let_through: BoolArray  # the gate did not truncate
 
 
+class Feedback(NamedTuple):
+    """What became of a step's plan."""
+
+    report: "AllocationReport"
+    accepted: Sequence[int] | None = None  # [B] accepted nodes per request; None: nobody verified
+    verify_seconds: float | None = None  # what the forward took; None: nobody timed it
+
+
 @dataclass(frozen=True)
 class AllocationReport:
     """What one step's allocation did, in plain numbers. Arrays are [B] where nothing else is said."""
@@ -143,8 +154,13 @@ class AllocationReport:
     price_truncated: IntArray  # depth before which the request was truncated since it did not pay; 0: it was not
     deepened: dict[int, int]  # depth beyond the target depth -> nodes granted while growing
     seen: Seen  # [num_offered] every candidate; nodes as numbered while growing
-    expected: float  # nodes that will be accepted, by their chances
+    chances: FloatArray  # [B, max_depth] of the nodes to be verified at each depth, summed
     readings: GateReadings
+
+    @property
+    def expected(self) -> float:
+        """Nodes that will be accepted, by their chances."""
+        return float(self.chances.sum())
 
     @property
     def truncated(self) -> BoolArray:

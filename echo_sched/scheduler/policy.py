@@ -18,7 +18,7 @@ from echo_sched.scheduler.economy import Economy
 from echo_sched.scheduler.fixed import STATIC_SHAPE, DynamicPolicy, FixedPolicy, OffPolicy
 from echo_sched.scheduler.goodput import GoodputPolicy
 from echo_sched.scheduler.live_cost import LiveCost
-from echo_sched.scheduler.plan import AllocationReport, Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.profile import Profile
 from echo_sched.scheduler.settings import PolicySettings, parse_shapes
 
@@ -26,16 +26,13 @@ __all__ = ["Load", "Plan", "Policy", "PolicySettings", "make_policy"]
 
 
 class Policy(Protocol):
-    """Plans each step from its load. `observe` must be told what every plan led to, in step order.
-
-    `verify_seconds`: what the step's forward took, where it was timed.
-    """
+    """Plans each step from its load. `observe` must be told what every plan led to, in step order."""
 
     name: str
 
     def plan(self, load: Load) -> Plan: ...
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None: ...
+    def observe(self, load: Load, feedback: Feedback) -> None: ...
 
 
 def make_policy(settings: PolicySettings, profile: Profile, learned: LiveCost | None = None) -> Policy:

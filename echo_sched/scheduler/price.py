@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.tree import FloatArray
 
 
@@ -22,7 +21,6 @@ class Price(NamedTuple):
     prompt_seconds: float  # what the prompt chunks add to it, whether anybody drafts or not
     start_seconds: float  # of a step that drafts, beside its levels
     level_seconds: float  # drafting one level
-    acceptance: Acceptance
     continuation: tuple[float, ...]  # [max_depth] share of a node's chance that its children at that depth keep
     max_seconds: float = np.inf  # of forward and drafting together
 

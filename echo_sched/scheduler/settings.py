@@ -25,6 +25,7 @@ class PolicySettings:
     k_max_rule: Literal["fixed", "auto"] = "auto"
     price: Literal["on", "off"] = "on"
     live_costs: Literal["on", "off"] = "on"
+    live_acceptance: Literal["on", "off"] = "on"
     max_depth: int = 8
     branching: int = 4
     gate: Literal["sparse", "dense", "none", "random"] = "sparse"

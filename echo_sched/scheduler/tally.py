@@ -10,7 +10,7 @@ from echo_sched.scheduler.order import even_shares, mask
 from echo_sched.scheduler.plan import AllocationReport, Plan
 from echo_sched.scheduler.readings import ReadingLog
 from echo_sched.scheduler.seen import Seen
-from echo_sched.tree import IntArray
+from echo_sched.tree import FloatArray, IntArray
 
 
 class Tally:
@@ -41,8 +41,8 @@ class Tally:
         if depth > self._plan.target_depth and served.size:
             self._deepened[depth] = served.size
 
-    def report(self, depth: int, num_nodes: IntArray, seen: Seen, expected: float) -> AllocationReport:
-        """Where it stands after `depth` levels. num_nodes [B]; expected: chances of all nodes, summed."""
+    def report(self, depth: int, num_nodes: IntArray, seen: Seen, chances: FloatArray) -> AllocationReport:
+        """Where it stands after `depth` levels. num_nodes [B]; chances [B, max_depth]: of the nodes, summed."""
         beyond = num_nodes - even_shares(self._plan.k_max, len(num_nodes))
         left_by_truncated = np.maximum(-beyond, 0)[self.gate_truncated > 0].sum()
         return AllocationReport(
@@ -57,6 +57,6 @@ class Tally:
             price_truncated=self._price_truncated.copy(),
             deepened=dict(self._deepened),
             seen=seen,
-            expected=expected,
+            chances=chances,
             readings=self._log.readings,
         )

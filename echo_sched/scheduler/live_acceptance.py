@@ -1,0 +1,61 @@
+"""How often the traffic at hand agrees with its drafts: calibrated chances, corrected by what was accepted.
+
+    log odds(request, depth, S) = log odds of the curve(depth, S) + shift(temperature bucket, depth)
+
+A curve is fitted on some text, greedily as a rule. Other text agrees less or more, sampling agrees less, and nodes that
+are bought for their chance are those whose chance is overestimated. Each verified tree says of every depth with nodes
+whether the accepted path got there; `shift` follows by Newton's step of the logistic likelihood,
+
+    shift += sum(y - p) / information        information = min(information + sum(p (1 - p)), MOST)
+
+so that the curve's word weighs FIRST, and what is long ago is forgotten. Decides nothing, knows no clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from echo_sched.scheduler.acceptance import Acceptance
+from echo_sched.tree import FloatArray, IntArray
+
+TEMPERATURES = (0.0, 0.5, 0.85)  # upper ends of the buckets but the last; greedy requests have one of their own
+FIRST = 8.0  # information in the curve: 32 nodes at even odds
+MOST = 100.0  # of about so much information is anything remembered
+SURE = 0.02  # a chance nearer to 0 or 1 than this says nothing about the shift
+
+
+class LiveAcceptance:
+    """The shifts of one engine's traffic."""
+
+    def __init__(self, curves: Acceptance, max_depth: int) -> None:
+        self._curves = curves
+        self.shift: FloatArray = np.zeros((len(TEMPERATURES) + 1, max_depth))  # [temperature buckets, max_depth]
+        self._information = np.full_like(self.shift, FIRST)
+
+    def of(self, temperature: FloatArray | None, num_requests: int) -> Acceptance:
+        """The chances of a batch. temperature [B]; None: all greedy."""
+        return replace(self._curves, log_odds=self.shift[_buckets(temperature, num_requests)])
+
+    def observe(self, temperature: FloatArray | None, expected: FloatArray, accepted: Sequence[int]) -> None:
+        """What became of verified trees. accepted [B]: accepted nodes per request.
+
+        expected [B, D]: their chances at each depth, summed, since siblings exclude each other; 0 where there are none.
+        """
+        bucket = _buckets(temperature, len(expected))
+        request, depth = np.nonzero(expected)
+        chance = np.clip(expected[request, depth], SURE, 1.0 - SURE)
+        reached = np.asarray(accepted, np.int64)[request] > depth
+        cell = bucket[request], depth
+        gradient, information = np.zeros_like(self.shift), np.zeros_like(self.shift)
+        np.add.at(gradient, cell, reached - chance)
+        np.add.at(information, cell, chance * (1.0 - chance))
+        self._information = np.minimum(self._information + information, MOST)
+        self.shift += gradient / self._information
+
+
+def _buckets(temperature: FloatArray | None, num_requests: int) -> IntArray:
+    """[B]"""
+    if temperature is None:
+        return np.zeros(num_requests, np.int64)
+    return np.searchsorted(TEMPERATURES, temperature)
