@@ -44,12 +44,11 @@ def study_of(*arms: str, levels: Sequence[int] = (4,), most_nodes: int | None = 
 
 
 def grid_document(speeds: dict[str, float], concurrency: int = 4) -> dict[str, Any]:
+    arms, block = {"off": 50} | speeds, f"c{concurrency}"
+    common = {"block": block, "repeat": 0, "concurrency": concurrency, "tokens": 1, "seconds": 1.0}
     return {
-        "cells": [
-            {"arm": arm, "concurrency": concurrency, "tokens": 100, "seconds": 100 / speed}
-            for arm, speed in speeds.items()
-        ],
-        "blocks": {f"c{concurrency}": {"concurrency": concurrency, "arms": {arm: {} for arm in speeds}}},
+        "cells": [{**common, "arm": arm, "full_tokens": 100, "full_seconds": 100 / arms[arm]} for arm in arms],
+        "blocks": {block: {"concurrency": concurrency, "arms": {arm: {} for arm in arms}}},
     }
 
 
@@ -76,6 +75,15 @@ def test_trees_beyond_the_study_are_left_out() -> None:
         ["off", "tree:2.1"],
     ]
     assert [outline.left_out for outline in found] == [[], ["tree:3.2"]]
+
+
+def test_the_best_tree_gains_most_over_its_own_blocks_plain_decoding() -> None:
+    """Trees in two blocks, one of which met a slow spell."""
+    chains, trees = grid_document({"off": 50, "tree:1": 60}), grid_document({"off": 20, "tree:2.1": 30})
+    for cell in trees["cells"]:
+        cell["block"] = "trees c4"
+    blocks = chains["blocks"] | {"trees c4": trees["blocks"]["c4"]}
+    assert best_tree({"cells": chains["cells"] + trees["cells"], "blocks": blocks}, 4) == "2.1"
 
 
 def test_the_best_tree_is_the_grids_fastest_at_the_same_concurrency() -> None:
@@ -134,6 +142,10 @@ def test_a_cell_says_what_a_trial_did(tmp_path: Path) -> None:
     document = run_into(tmp_path / "out.json", FakeEngine())
     assert [(cell["repeat"], cell["block"], cell["arm"]) for cell in document["cells"]] == [
         (repeat, block, arm) for repeat in (0, 1) for block in ("c1", "c4") for arm in ("off", "echo")
+    ]
+    assert [(cell["full_tokens"], cell["full_seconds"] <= cell["seconds"]) for cell in document["cells"][:4]] == [
+        *[(5 * 7, True)] * 2,
+        *[(4 * 7, True)] * 2,  # when the first four end, one follows and three clients are idle
     ]
     off, echo = document["cells"][:2]
     assert off["tokens"] == echo["tokens"] == 5 * 7

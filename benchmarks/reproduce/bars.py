@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from benchmarks.reproduce.library import Library, Results
 from benchmarks.reproduce.words import missing, number, percent, ratio, table, verdict
+from benchmarks.study.cell import whole_speed
 from echo_sched.arms import REFERENCE
 
 STUDY = "bars"
@@ -48,10 +49,14 @@ def bars_block(library: Library) -> str:
         return missing(STUDY)
     levels = results.of_group("")
     others = [arm for arm in results.arms if arm != REFERENCE]
+    measured = {level: block for level, block in levels.items() if results.cells(block, REFERENCE)}
     speeds = [
         [str(level), number(results.speed(block, REFERENCE), 0), *(ratio(results.ratio(block, arm)) for arm in others)]
-        for level, block in levels.items()
-        if results.cells(block, REFERENCE)
+        for level, block in measured.items()
+    ]
+    wholes = [
+        [str(level), *(ratio(results.ratio(block, arm, speed=whole_speed)) for arm in others)]
+        for level, block in measured.items()
     ]
     against = [
         [
@@ -65,6 +70,8 @@ def bars_block(library: Library) -> str:
         [
             f"Tokens per second over `{REFERENCE}`'s, mean of {_num_repeats(results)} repeats [95 % interval]:",
             table(["concurrency", f"`{REFERENCE}`, tokens/s", *(f"`{arm}`" for arm in others)], speeds),
+            "The same over whole trials, whose ends leave clients idle:",
+            table(["concurrency", *(f"`{arm}`" for arm in others)], wholes),
             f"`{DEFAULT}` over the best fixed tree:",
             table(["concurrency", "best tree", f"`{DEFAULT}` / best tree"], against),
             "What the arms did, per repeat:",

@@ -1,7 +1,7 @@
 """The raw files of the studies, with the questions that tables and figures ask of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -54,7 +54,9 @@ class Results:
         found = self._cells.get((block, arm), {})
         return [found[repeat] for repeat in sorted(found)]
 
-    def ratio(self, block: str, arm: str, over: str = REFERENCE) -> Ratio | None:
+    def ratio(
+        self, block: str, arm: str, over: str = REFERENCE, speed: Callable[[Cell], float] = speed
+    ) -> Ratio | None:
         """Of tokens per second, over the repeats in which both ran; None where there are none."""
         mine, other = (self._cells.get((block, name), {}) for name in (arm, over))
         both = sorted(mine.keys() & other.keys())
