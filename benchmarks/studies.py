@@ -31,10 +31,10 @@ BARS = Study(
     (
         Group(
             ("off", "echo", "best-tree"),
-            {1: 5, 4: 12, 8: 20, 16: 32, 32: 52, 64: 88},
+            {1: 4, 4: 10, 8: 18, 16: 28, 32: 44, 64: 72},
         ),
     ),
-    max_new_tokens=48,
+    max_new_tokens=40,
     num_repeats=5,
     num_margins=8,
 )
@@ -95,7 +95,8 @@ TEMPERATURE = Study(
     "temperature",
     "What is left of the gain when tokens are sampled?",
     tuple(
-        Group(("off", "echo"), {4: 12, 16: 24}, f"T={temperature:g}", temperature) for temperature in (0.0, 0.7, 1.0)
+        Group(("off", "echo", "echo:live_acceptance=off"), {4: 10, 16: 24}, f"T={temperature:g}", temperature)
+        for temperature in (0.0, 0.7, 1.0)
     ),
     max_new_tokens=32,
     num_repeats=5,
