@@ -94,7 +94,7 @@ class HostWork:
             request, node, path_logp = grant.offers.request[going], grant.node[going], grant.offers.path_logp[going]
         allocation.finish()
         report = allocation.report
-        self._policy.observe(self._load, Feedback(report))
+        self._policy.observe(self._load, Feedback(report, np.minimum(report.num_nodes, 1).tolist()))
         return time.perf_counter() - start - offered, report
 
     def serve(self) -> dict[str, float]:

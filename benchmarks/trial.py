@@ -57,8 +57,8 @@ class Trial:
     """What came of it. `outputs` are the requests' token ids in the order of the requests."""
 
     duration: float  # seconds, prompts included, the counting of steps left out
-    full_duration: float  # of it, until a request ended that none followed: so long were all clients served
-    num_full_tokens: int  # output tokens until then
+    steady_duration: float | None  # of it, from the first request's end until a client was left without a request
+    num_steady_tokens: int | None  # output tokens in that time; None, both, where there was none
     outputs: tuple[tuple[int, ...], ...]
     counts: Counts
     acceptance: Acceptance
@@ -74,14 +74,6 @@ class Trial:
     def output_throughput(self) -> float:
         """Tokens per second."""
         return self.num_output_tokens / self.duration
-
-    @property
-    def full_throughput(self) -> float:
-        """Tokens per second while as many requests were open as the concurrency says.
-
-        In the end few are left, the fewer the more unequal their speed: then a trial measures another concurrency.
-        """
-        return self.num_full_tokens / self.full_duration
 
     @property
     def acceptance_length(self) -> float:
@@ -122,17 +114,19 @@ class Run:
         self._times = defaultdict[str, list[float]](list)
         self._following = iter(requests[concurrency:])
         self._num_tokens = 0
-        self._full: tuple[float, int] | None = None  # seconds and tokens when the first client was left without work
+        # (seconds, tokens) when the first request ended, and when the first client was left without one
+        self._first_end: tuple[float, int] | None = None
+        self._first_idle: tuple[float, int] | None = None
 
     def finished(self) -> Trial:
         """What came of it, served to the end where it has not been. Raises RequestError when a request is aborted."""
         self.loop.run()
         requests, started, times = self._requests, self._started, self._times
-        full_duration, num_full_tokens = self._full or (self.loop.seconds, self._num_tokens)
+        steady_duration, num_steady_tokens = self._steady
         return Trial(
             self.loop.seconds,
-            full_duration,
-            num_full_tokens,
+            steady_duration,
+            num_steady_tokens,
             tuple(tuple(request.output_ids) for request in requests),
             self._counts,
             self._acceptance,
@@ -141,6 +135,13 @@ class Run:
             tuple(request.stats for request in requests),
         )
 
+    @property
+    def _steady(self) -> tuple[float, int] | tuple[None, None]:
+        """Seconds and tokens between."""
+        if self._first_end is None or self._first_idle is None or self._first_end == self._first_idle:
+            return None, None
+        return self._first_idle[0] - self._first_end[0], self._first_idle[1] - self._first_end[1]
+
     def _take(self, record: StepRecord, events: Sequence[TokenEvent], now: float) -> None:
         self._num_tokens += sum(len(event.token_ids) for event in events)
         for event in events:
@@ -148,10 +149,11 @@ class Run:
                 self._times[event.request.request_id].append(now)
             if event.finish is not None:
                 self._on_finish()
+                self._first_end = self._first_end or (now, self._num_tokens)
                 if (follower := next(self._following, None)) is not None:
                     self._started[follower.request_id] = now
-                elif self._full is None:
-                    self._full = now, self._num_tokens
+                else:
+                    self._first_idle = self._first_idle or (now, self._num_tokens)
         self._counts.take(record)
         self._acceptance.take(record, events)
         self._phases.update(record.seconds)

@@ -46,8 +46,10 @@ def _curve(depth: int, probability: np.ndarray, accepted: np.ndarray) -> Accepta
 
 def _bins(order: np.ndarray, probability: np.ndarray) -> list[np.ndarray]:
     """`order`, which ascends, in parts of about equal summed probability and at least MIN_PER_BIN nodes."""
-    mass = np.cumsum(probability[order])
+    ascending = probability[order]
+    mass = np.cumsum(ascending)
     edges = np.searchsorted(mass, mass[-1] * np.arange(1, NUM_BINS) / NUM_BINS)
+    edges = np.searchsorted(ascending, ascending[edges])  # equal ones stay together
     ends = [len(order)]
     for edge in edges[::-1].tolist():  # from the likeliest down: what is too few joins the likelier bin
         if ends[-1] - edge >= MIN_PER_BIN and edge >= MIN_PER_BIN:

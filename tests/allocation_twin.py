@@ -149,10 +149,10 @@ class SlowRequest:
     def logp(self, path: Path) -> float:
         return self.nodes[path] if path else 0.0
 
-    def order(self, path: Path, logp: float) -> tuple[float, int, int, int]:
-        """Best path, then arrival, then token, then the parent that was granted first."""
+    def order(self, path: Path, logp: float, chance: float) -> tuple[float, float, int, int, int]:
+        """Likeliest, then best path, then arrival, then token, then the parent that was granted first."""
         parent = list(self.nodes).index(path[:-1]) if len(path) > 1 else ROOT
-        return -(logp + float(np.log(self.weight))), self.index, path[-1], parent
+        return -chance * self.weight, -(logp + float(np.log(self.weight))), self.index, path[-1], parent
 
 
 @dataclass(eq=False)
@@ -166,14 +166,14 @@ class Wish:
     at_truncation: bool = False
 
     @property
-    def order(self) -> tuple[float, int, int, int]:
-        return self.request.order(self.path, self.logp)
+    def order(self) -> tuple[float, float, int, int, int]:
+        return self.request.order(self.path, self.logp, self.chance)
 
     @property
     def order_across_depths(self) -> tuple[float, ...]:
-        """By chance first; of equals the shallower comes first, so that nobody precedes its parent."""
-        logp, *ties = self.order
-        return -self.chance * self.request.weight, logp, len(self.path), *ties
+        """Of equals the shallower comes first, so that nobody precedes its parent."""
+        chance, logp, *ties = self.order
+        return chance, logp, len(self.path), *ties
 
 
 class SlowAllocation:

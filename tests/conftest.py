@@ -4,6 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no clock", deadline=None)  # how long an example takes says nothing about the code
+settings.load_profile("no clock")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: threads of one waiting for each other while another's run cost minutes. Set before torch.

@@ -54,6 +54,13 @@ def test_the_likely_few_among_many_unlikely_are_told_apart() -> None:
         assert Acceptance((curve,)).chance(1, np.log([probability]))[0] == pytest.approx(probability, abs=0.1)
 
 
+def test_nodes_of_one_path_probability_stay_together() -> None:
+    nodes = [NodeReading(i, "r", 1, math.log(0.01), False) for i in range(300)]
+    nodes += [NodeReading(i, "r", 1, math.log(0.9), i % 2 == 0) for i in range(300)]
+    (curve,) = acceptance_curves(nodes)
+    assert Acceptance((curve,)).chance(1, np.log([0.01, 0.9])) == pytest.approx([0.0, 0.5])
+
+
 def test_few_nodes_make_no_curve_and_equal_ones_make_a_step() -> None:
     assert acceptance_curves(nodes(1, MIN_NODES - 1, 1.0)) == ()
     same = [NodeReading(i, "r", 1, math.log(0.5), i % 4 == 0) for i in range(400)]

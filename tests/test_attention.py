@@ -65,7 +65,7 @@ def dense(
     return torch.stack(rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batches,
     st.permutations(range(NUM_SLOTS)),
@@ -91,7 +91,7 @@ def test_packed_equals_dense(
     torch.testing.assert_close(out[0], dense(tree, kv, query[0], 0.3, window, softcap), rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batches, st.permutations(range(NUM_SLOTS)), st.sampled_from([None, 1, 5]), st.data())
 def test_a_tree_computed_in_two_forwards_equals_one(
     parts: list[tuple[list[int], int]], slots: list[int], window: int | None, data: st.DataObject

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.budget import Allocation
 from echo_sched.scheduler.order import even_shares
 from echo_sched.scheduler.plan import Plan
@@ -16,7 +17,7 @@ from echo_sched.tree import Offers, is_prefix_closed
 from tests.allocation_twin import Driven, SlowAllocation, drive, scattered, scripted
 from tests.plans import steps
 
-many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 @settings(many, max_examples=400)
@@ -90,7 +91,7 @@ def test_a_read_depth_truncates_exactly_the_unconfident(step: tuple[Plan, list[i
 def test_no_tree_within_the_shares_is_better_than_the_reranked_one(step: tuple[Plan, list[int], int]) -> None:
     """Whoever was seen and not kept is no better than the worst that was kept of the same request."""
     plan, caps, seed = step
-    plan = replace(plan, rerank=True, widen=False, price=None, verify=True)
+    plan = replace(plan, rerank=True, widen=False, price=None, acceptance=Acceptance(), verify=True)
     driven = drive(plan, caps, scattered(seed))
     free = drive(replace(plan, k_max=10**6, shares=None), caps, scattered(seed))  # keeps all that is seen
     for tree, whole in zip(driven.trees, free.trees, strict=True):

@@ -43,7 +43,7 @@ def test_the_share_of_steps_that_explores_is_as_set_and_always_the_same_steps() 
     assert all(explores(1.0, 0, step) for step in range(1000))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 70), st.integers(1, 12), st.integers(0, 500), st.sampled_from(["request", "branch"]))
 def test_an_explored_step_selects_nobody_by_confidence_and_spends_no_more_than_k_max(
     k_max: int, num_requests: int, seed: int, scope: str

@@ -159,7 +159,7 @@ def test_prompt_chunks_and_cached_tokens_are_in_the_price() -> None:
     assert price.base_tokens == 2.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["static", "dynamic", "echo", "goodput"]),
     st.integers(0, 50),

@@ -13,7 +13,7 @@ from echo_sched.scheduler.price import Price
 from tests.allocation_twin import Children, drive, scattered, scripted
 from tests.plans import steps
 
-many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 Step = tuple[Plan, list[int], int]
 
 

@@ -78,7 +78,7 @@ def test_interval_is_no_narrower_when_readings_of_a_prompt_repeat_each_other() -
     assert widths[1] == pytest.approx(widths[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=60))
 def test_auc_equals_scikit_learn_with_ties(pairs: list[tuple[int, bool]]) -> None:
     confidence = np.array([value / 7 for value, _ in pairs])
@@ -90,7 +90,7 @@ def test_auc_equals_scikit_learn_with_ties(pairs: list[tuple[int, bool]]) -> Non
         assert result == pytest.approx(roc_auc_score(accepted, confidence), abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=40))
 def test_threshold_has_the_best_j_of_all_cuts(pairs: list[tuple[int, bool]]) -> None:
     confidence = np.array([value / 7 for value, _ in pairs])

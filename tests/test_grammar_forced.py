@@ -119,7 +119,7 @@ def decoded(token: int) -> str:
 def test_looking_ahead_says_what_the_mask_says_for_every_token() -> None:
     counted: Counter[str] = Counter()
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
+    @settings(max_examples=150, derandomize=True)
     @given(FIELDS, ENDS, st.booleans(), st.integers(0, 2**32))
     def says_the_same(fields: dict[str, str], ends: list[str], ignore_eos: bool, seed: int) -> None:
         ids = tuple(every_byte_tokenizer().convert_tokens_to_ids(ends))

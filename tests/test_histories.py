@@ -49,7 +49,7 @@ def check_kv(request: Request) -> None:
     kv.free(scratch)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 2**32), st.sampled_from(SETTINGS), st.sampled_from([1, 7, 24, 90]))
 def test_random_histories(seed: int, chosen: dict[str, Any], k_max: int) -> None:
     chance = random.Random(seed)

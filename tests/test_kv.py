@@ -32,7 +32,7 @@ def read(kv: KVCache, slot: int) -> list[float]:
     return [float(value) for value in key[0, 0, :, 0]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_random_histories_keep_exactly_what_was_committed(data: st.DataObject) -> None:
     kv, model, fresh = make_cache(), {}, iter(range(1, 10**6))

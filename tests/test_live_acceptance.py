@@ -8,8 +8,8 @@ import pytest
 
 from echo_sched.scheduler.acceptance import Acceptance, AcceptanceCurve
 from echo_sched.scheduler.cost import CostTable, DraftingCost
-from echo_sched.scheduler.live_acceptance import LiveAcceptance
-from echo_sched.scheduler.plan import Feedback, Load
+from echo_sched.scheduler.live_acceptance import LIMIT, LiveAcceptance
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
 from tests.allocation_twin import drive
@@ -70,19 +70,44 @@ def test_what_cannot_be_stays_so_and_what_is_likelier_stays_likelier() -> None:
         assert found[0] == 0.0 and found[-1] == 1.0 and (np.diff(found) > 0).all()
 
 
-def test_the_curves_word_outweighs_a_few_trees_and_its_own_certainty_moves_nothing_far() -> None:
+def test_the_curves_word_outweighs_a_few_trees() -> None:
     live = LiveAcceptance(Acceptance(), 1)
     live.observe(None, np.array([[0.5], [0.5]]), [0, 0])
     assert -0.15 < live.shift[0, 0] < 0
-    sure = LiveAcceptance(Acceptance(), 1)
-    sure.observe(None, np.array([[1.0]]), [0])
-    assert -0.15 < sure.shift[0, 0] < 0
     nothing = LiveAcceptance(Acceptance(), 1)
     nothing.observe(None, np.zeros((2, 1)), [0, 0])
     assert not nothing.shift.any()
 
 
-def k_max_and_nodes(temperature: float, accepts: bool, **changes: Any) -> list[int]:
+@pytest.mark.parametrize(("chance", "batch_size"), [(0.005, 16), (0.5, 16), (0.999, 16), (0.5, 1024)])
+def test_chances_that_are_right_stay_as_they_are(chance: float, batch_size: int) -> None:
+    """Also where hardly anything is or all but everything is accepted, and where one batch says a lot."""
+    live, random = LiveAcceptance(Acceptance(), 1), np.random.default_rng(7)
+    for _ in range(2000):
+        now = live.of(None, batch_size).chance(1, np.full(batch_size, np.log(chance)), np.arange(batch_size))
+        live.observe(None, now[:, None], (random.random(batch_size) < chance).astype(int).tolist())
+    assert abs(live.shift[0, 0]) < 1.0
+
+
+def test_what_nobody_buys_is_believed_in_again_after_a_while() -> None:
+    live = LiveAcceptance(Acceptance(), 1)
+    for _ in range(50):
+        live.observe(None, np.full((8, 1), 0.5), [0] * 8)
+    refused = live.shift[0, 0]
+    for _ in range(1000):
+        live.observe(None, np.zeros((8, 1)), [0] * 8)
+    assert refused == -LIMIT and -1.0 < live.shift[0, 0] < 0.0
+
+
+def test_in_a_mixed_batch_the_likelier_node_is_bought_whatever_its_drafter_says() -> None:
+    """The sampled request's path probability is the higher one, its chance the lower."""
+    acceptance = Acceptance(log_odds=np.array([[-3.6], [0.0]]))
+    plan = Plan(1, 1, 1, (1,), (None,), acceptance=acceptance)
+    report = drive(plan, [5, 5], lambda request, path: [(1, (0.8, 0.7)[request])]).report
+    assert report.num_nodes.tolist() == [0, 1] and report.expected == pytest.approx(0.7)
+
+
+def nodes_bought(temperature: float, accepts: bool, **changes: Any) -> list[int]:
     """Nodes verified in each step; drafts say that they are sure, and are or are not."""
     chosen = PolicySettings(**{"policy": "goodput", "k_max": 16, "live_costs": "off", **changes})
     policy = make_policy(chosen, replace(BUILT_IN_PROFILES["eagle3"], cost=STEEP))
@@ -96,7 +121,7 @@ def k_max_and_nodes(temperature: float, accepts: bool, **changes: Any) -> list[i
 
 
 def test_drafts_that_the_sampler_refuses_are_soon_bought_no_more() -> None:
-    refused = k_max_and_nodes(1.0, accepts=False)
+    refused = nodes_bought(1.0, accepts=False)
     assert refused[0] > 0 and not any(refused[20:])
-    assert all(k_max_and_nodes(1.0, accepts=True))
-    assert all(k_max_and_nodes(1.0, accepts=False, live_acceptance="off")), "the profile's word for ever"
+    assert all(nodes_bought(1.0, accepts=True))
+    assert all(nodes_bought(1.0, accepts=False, live_acceptance="off")), "the profile's word for ever"

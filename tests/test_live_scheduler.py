@@ -9,7 +9,7 @@ import pytest
 from echo_sched.scheduler.adapt import REFIT_READINGS
 from echo_sched.scheduler.explore import explores
 from echo_sched.scheduler.live import LiveScheduler
-from echo_sched.scheduler.plan import AllocationReport, Feedback, Load, Plan
+from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.profile import Checkpoint
 from echo_sched.scheduler.starting_values import BUILT_IN_PROFILES
@@ -29,12 +29,14 @@ class Notes:
     def __init__(self, **settings: Any) -> None:
         self._echo = make_policy(PolicySettings(**settings), PROFILE)
         self.heard: list[int] = []
+        self.explored: list[int] = []
 
     def plan(self, load: Load) -> Plan:
         return self._echo.plan(load)
 
-    def observe(self, load: Load, report: AllocationReport, verify_seconds: float | None = None) -> None:
+    def observe(self, load: Load, feedback: Feedback) -> None:
         self.heard.append(load.step)
+        self.explored += [load.step] * feedback.explored
 
 
 def scheduler(policy: Any = None, *, explore: float = 0.0, adapt: bool = False) -> LiveScheduler:
@@ -54,13 +56,13 @@ def run(live: LiveScheduler, num_steps: int, num_requests: int = 4, cut: float =
     return plans
 
 
-def test_the_policy_hears_of_every_step_but_the_explored() -> None:
+def test_the_policy_hears_of_every_step_and_which_were_explored() -> None:
     policy = Notes()
     live = scheduler(policy, explore=0.1)
     plans = run(live, 300)
     explored = [step for step in range(300) if explores(0.1, 3, step)]
     assert [step for step, plan in enumerate(plans) if plan.explored] == explored != []
-    assert policy.heard == [step for step in range(300) if step not in explored]
+    assert policy.heard == list(range(300)) and policy.explored == explored
     assert (live.state.num_steps, live.state.num_explored) == (300, len(explored))
     assert [found.depth for found in live.state.drift] == [1, 3] and live.state.drift[0].auc == 1.0
 

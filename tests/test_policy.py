@@ -63,7 +63,7 @@ def test_static_respects_branching_and_depth() -> None:
     assert [driven.trees[0].depths.count(depth) for depth in range(1, 5)] == [2, 4, 8, 0]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 60), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 1000))
 def test_static_never_exceeds_an_even_share(k_max: int, caps: list[int], seed: int) -> None:
     driven = drive(plan(Load(len(caps), 0), policy="static", k_max=k_max), caps, scattered(seed))
@@ -100,7 +100,7 @@ def test_dynamic_is_a_beam_and_the_best_of_all_it_saw() -> None:
         assert [tree.depths.count(depth) for depth in range(1, 4)] == [3, 6, 0]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 60), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 1000))
 def test_dynamic_never_exceeds_an_even_share_nor_widens(k_max: int, caps: list[int], seed: int) -> None:
     driven = drive(plan(Load(len(caps), 0), policy="dynamic", k_max=k_max), caps, scattered(seed))

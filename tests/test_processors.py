@@ -136,7 +136,7 @@ def any_params(pick: st.DrawFn) -> SamplingParams:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(any_params(), st.lists(ids, min_size=1, max_size=12), st.integers(0, 12)), max_size=4),
     st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),

@@ -45,9 +45,9 @@ def study_of(*arms: str, levels: Sequence[int] = (4,), most_nodes: int | None = 
 
 def grid_document(speeds: dict[str, float], concurrency: int = 4) -> dict[str, Any]:
     arms, block = {"off": 50} | speeds, f"c{concurrency}"
-    common = {"block": block, "repeat": 0, "concurrency": concurrency, "tokens": 1, "seconds": 1.0}
+    common = {"block": block, "repeat": 0, "concurrency": concurrency, "tokens": 100}
     return {
-        "cells": [{**common, "arm": arm, "full_tokens": 100, "full_seconds": 100 / arms[arm]} for arm in arms],
+        "cells": [{**common, "arm": arm, "seconds": 100 / arms[arm]} for arm in arms],
         "blocks": {block: {"concurrency": concurrency, "arms": {arm: {} for arm in arms}}},
     }
 
@@ -143,10 +143,9 @@ def test_a_cell_says_what_a_trial_did(tmp_path: Path) -> None:
     assert [(cell["repeat"], cell["block"], cell["arm"]) for cell in document["cells"]] == [
         (repeat, block, arm) for repeat in (0, 1) for block in ("c1", "c4") for arm in ("off", "echo")
     ]
-    assert [(cell["full_tokens"], cell["full_seconds"] <= cell["seconds"]) for cell in document["cells"][:4]] == [
-        *[(5 * 7, True)] * 2,
-        *[(4 * 7, True)] * 2,  # when the first four end, one follows and three clients are idle
-    ]
+    steady = [(cell["steady_tokens"], cell["steady_seconds"] is not None) for cell in document["cells"][:4]]
+    assert steady == [(4 * 7, True)] * 2 + [(None, False)] * 2, "of four, all end at once, and only one is followed"
+    assert all(0 < cell["steady_seconds"] < cell["seconds"] for cell in document["cells"][:2])
     off, echo = document["cells"][:2]
     assert off["tokens"] == echo["tokens"] == 5 * 7
     # a request: the prompt's step, then six of one token or three of two

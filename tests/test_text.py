@@ -64,7 +64,7 @@ any_ids = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(any_ids, st.sets(st.integers(0, 200)))
 def test_the_pieces_add_up_to_decoding_everything_at_once(case: tuple[Decode, list[int]], take_after: set[int]) -> None:
     decode, ids = case
@@ -173,7 +173,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[bytes]]:
     return data.decode(), [data[low:high] for low, high in pairwise(edges)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cut_texts(), stop_strings, st.booleans())
 def test_stop_strings_are_found_at_once_and_never_shown(
     cut: tuple[str, list[bytes]], stops: list[str], trim: bool
@@ -199,7 +199,7 @@ def test_stop_strings_are_found_at_once_and_never_shown(
         assert released == complete[: end - len(stop) if trim else end]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cut_texts(), stop_strings, st.integers(0, 6))
 def test_stop_strings_that_end_in_exempt_tokens_do_not_count(
     cut: tuple[str, list[bytes]], stops: list[str], num_exempt: int

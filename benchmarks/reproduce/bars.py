@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from benchmarks.reproduce.library import Library, Results
 from benchmarks.reproduce.words import missing, number, percent, ratio, table, verdict
-from benchmarks.study.cell import whole_speed
+from benchmarks.study.cell import steady_speed
 from echo_sched.arms import REFERENCE
 
 STUDY = "bars"
@@ -54,8 +54,8 @@ def bars_block(library: Library) -> str:
         [str(level), number(results.speed(block, REFERENCE), 0), *(ratio(results.ratio(block, arm)) for arm in others)]
         for level, block in measured.items()
     ]
-    wholes = [
-        [str(level), *(ratio(results.ratio(block, arm, speed=whole_speed)) for arm in others)]
+    steady = [
+        [str(level), *(ratio(results.ratio(block, arm, speed=steady_speed)) for arm in others)]
         for level, block in measured.items()
     ]
     against = [
@@ -70,8 +70,9 @@ def bars_block(library: Library) -> str:
         [
             f"Tokens per second over `{REFERENCE}`'s, mean of {_num_repeats(results)} repeats [95 % interval]:",
             table(["concurrency", f"`{REFERENCE}`, tokens/s", *(f"`{arm}`" for arm in others)], speeds),
-            "The same over whole trials, whose ends leave clients idle:",
-            table(["concurrency", *(f"`{arm}`" for arm in others)], wholes),
+            "The same from the first request's end until a client is left without a request, where a trial has such a "
+            "time:",
+            table(["concurrency", *(f"`{arm}`" for arm in others)], steady),
             f"`{DEFAULT}` over the best fixed tree:",
             table(["concurrency", "best tree", f"`{DEFAULT}` / best tree"], against),
             "What the arms did, per repeat:",

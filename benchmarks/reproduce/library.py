@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.reproduce.intervals import Ratio, paired_ratio
 from benchmarks.studies import STUDIES
-from benchmarks.study.cell import speed
+from benchmarks.study import cell as one_trial
 from benchmarks.study.file import read_results
 from echo_sched.arms import REFERENCE
 
@@ -55,14 +55,13 @@ class Results:
         return [found[repeat] for repeat in sorted(found)]
 
     def ratio(
-        self, block: str, arm: str, over: str = REFERENCE, speed: Callable[[Cell], float] = speed
+        self, block: str, arm: str, over: str = REFERENCE, speed: Callable[[Cell], float | None] = one_trial.speed
     ) -> Ratio | None:
-        """Of tokens per second, over the repeats in which both ran; None where there are none."""
-        mine, other = (self._cells.get((block, name), {}) for name in (arm, over))
-        both = sorted(mine.keys() & other.keys())
-        if not both:
-            return None
-        return paired_ratio([speed(mine[repeat]) for repeat in both], [speed(other[repeat]) for repeat in both])
+        """Of tokens per second, over the repeats in which both have them; None where there are none."""
+        mine, others = (self._cells.get((block, name), {}) for name in (arm, over))
+        pairs = [(speed(mine[repeat]), speed(others[repeat])) for repeat in sorted(mine.keys() & others.keys())]
+        known = [(value, other) for value, other in pairs if value is not None and other is not None]
+        return paired_ratio(*map(list, zip(*known, strict=True))) if known else None
 
     def total(self, block: str, arm: str, count: str) -> float:
         """A count of the cells, per repeat."""
@@ -70,7 +69,7 @@ class Results:
 
     def speed(self, block: str, arm: str) -> float:
         """Median tokens per second."""
-        return median(speed(cell) for cell in self.cells(block, arm))
+        return median(one_trial.speed(cell) for cell in self.cells(block, arm))
 
     def requests(self, block: str, arm: str, column: str) -> float:
         """Median over the requests of all repeats of `tpot_ms` or `p95_gap_ms`."""

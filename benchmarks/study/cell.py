@@ -18,8 +18,8 @@ def trial_numbers(trial: Trial) -> dict[str, Any]:
     return {
         "seconds": round(trial.duration, 5),
         "tokens": trial.num_output_tokens,
-        "full_seconds": round(trial.full_duration, 5),
-        "full_tokens": trial.num_full_tokens,
+        "steady_seconds": _rounded(trial.steady_duration, 5),
+        "steady_tokens": trial.num_steady_tokens,
         "steps": counts.num_steps,
         "decoding_steps": counts.num_decoding_steps,
         "steps_k_max_zero": counts.num_steps_k_max_zero,
@@ -40,15 +40,14 @@ def trial_numbers(trial: Trial) -> dict[str, Any]:
 
 
 def speed(cell: Mapping[str, Any]) -> float:
-    """Tokens per second while no client was idle; of the whole trial where an older file has no more."""
-    if "full_seconds" in cell:
-        return float(cell["full_tokens"] / cell["full_seconds"])
-    return whole_speed(cell)
-
-
-def whole_speed(cell: Mapping[str, Any]) -> float:
-    """Tokens per second of the whole trial, to the last request's end."""
+    """Tokens per second of the whole trial."""
     return float(cell["tokens"] / cell["seconds"])
+
+
+def steady_speed(cell: Mapping[str, Any]) -> float | None:
+    """Tokens per second while requests ended and others followed; None where the trial or its file has no such time."""
+    seconds = cell.get("steady_seconds")
+    return float(cell["steady_tokens"] / seconds) if seconds else None
 
 
 def forks_row(forks: Sequence[Fork], margins: Sequence[float | None]) -> list[list[Any]]:

@@ -48,7 +48,7 @@ def run_missing(
         )
         took[block.name] = time.perf_counter() - start
         left = _seconds_left([later.name for _, later in missing[index + 1 :]], took)
-        speeds = ", ".join(f"{arm} {trial.full_throughput:.1f}" for arm, trial in trials.items())
+        speeds = ", ".join(f"{arm} {trial.output_throughput:.1f}" for arm, trial in trials.items())
         tell(f"{index + 1}/{len(missing)} {block.name} repeat {repeat}, tokens/s: {speeds}; {left / 60:.0f} min left")
 
 

@@ -1,7 +1,7 @@
 """Shares one step's draft budget among the trees: level by level while they grow, and once more in the end.
 
     R = K_max
-    grant(depth 1), grant(depth 2), ...     gate -> offers -> charge, best path first, until `done`
+    grant(depth 1), grant(depth 2), ...     gate -> offers -> charge, likeliest first, until `done`
     finish()                                widen, rerank or drop (finish.py)
 
 Where the plan has a price, nothing is bought that does not raise the tokens expected per second, except what floors and
@@ -68,10 +68,11 @@ class Allocation:
         assert not self.done and not self._finished
         assert self.active[candidates.request].all(), "only active requests have candidates"
         self._depth += 1
-        candidates = best_first(candidates, self._fairness.weight)
         row = self._level.rows(candidates)
         chance = self._acceptance.chance(self._depth, candidates.path_logp, candidates.request)
         chance = np.minimum(self._level.chance[row], chance)
+        order = best_first(candidates, chance, self._fairness.weight)
+        candidates, row, chance = candidates.take(order), row[order], chance[order]
         decision = self._read_gate(candidates, row)
         self._note_seen(candidates, chance)
         offered = self._offered(candidates, decision)

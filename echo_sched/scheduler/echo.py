@@ -66,7 +66,7 @@ class EchoPolicy:
     def observe(self, load: Load, feedback: Feedback) -> None:
         """The random gate learns how often the sparse gate would have truncated at such a load."""
         self._economy.observe(load, feedback)
-        if self._settings.gate == "random":
+        if self._settings.gate == "random" and not feedback.explored:
             self._rates[self._bucket(load)].observe(feedback.report)
 
     def _bucket(self, load: Load) -> int:

@@ -60,7 +60,9 @@ class Economy:
         if profile.cost is not None and settings.live_costs == "on":
             self._cost = learned or LiveCost(profile.cost)
         self._acceptance = Acceptance(profile.acceptance)
-        self._agreement = LiveAcceptance(self._acceptance, settings.max_depth)
+        self._agreement: LiveAcceptance | None = None  # None: chances are what the profile says
+        if settings.live_acceptance == "on":
+            self._agreement = LiveAcceptance(self._acceptance, settings.max_depth)
         self._continuation = _continuation(profile, settings.max_depth)
         self._gain: FloatArray | None = None  # [len(NODES_PER_REQUEST)] tokens per request; None: nothing seen yet
         self._levels = 0.0  # drafted per step that drafts
@@ -117,13 +119,19 @@ class Economy:
         """What path probabilities are worth to this batch; where nothing has a price, what they say themselves."""
         if self._settings.price == "off" or self._cost is None:
             return Acceptance()
-        live = self._settings.live_acceptance == "on"
-        return self._agreement.of(load.temperature, load.num_requests) if live else self._acceptance
+        if self._agreement is None:
+            return self._acceptance
+        return self._agreement.of(load.temperature, load.num_requests)
 
     def observe(self, load: Load, feedback: Feedback) -> None:
-        """Remember what a step's candidates were worth, up to the K_max that it had, what was accepted, and seconds."""
+        """Remember what a step's candidates were worth, up to the K_max that it had, what was accepted, and seconds.
+
+        Candidates of an explored step are not remembered: its trees are unlike those that are planned.
+        """
         report = feedback.report
         self._learn(load, feedback)
+        if feedback.explored:
+            return
         if report.num_levels == 0:
             committed = load.num_requests + load.num_prompt_tokens
             self._missed = min(self._missed + committed, load.num_cached_tokens + committed)
@@ -142,7 +150,8 @@ class Economy:
 
     def _learn(self, load: Load, feedback: Feedback) -> None:
         report, seconds = feedback.report, feedback.verify_seconds
-        if feedback.accepted is not None and self._settings.price == "on" and self._cost is not None:
+        priced = self._settings.price == "on" and self._cost is not None
+        if self._agreement is not None and feedback.accepted is not None and priced:
             self._agreement.observe(load.temperature, report.chances, feedback.accepted)
         if isinstance(self._cost, LiveCost) and seconds is not None:
             num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())

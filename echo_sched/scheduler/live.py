@@ -77,16 +77,13 @@ class LiveScheduler:
         return plan
 
     def observe(self, load: Load, plan: Plan, feedback: Feedback) -> None:
-        """What a plan led to, with the accepted nodes.
-
-        The policy learns nothing of explored steps: its memory is of trees like its own.
-        """
+        """What a plan led to, with the accepted nodes."""
         if load.num_requests:
             self._num_steps += 1
             self._num_k_max_changes += self._k_max not in (None, plan.k_max)
             self._k_max = plan.k_max
+        self.policy.observe(load, feedback._replace(explored=plan.explored))
         if not plan.explored:
-            self.policy.observe(load, feedback)
             return
         assert feedback.accepted is not None, "a served step verifies"
         self._num_explored += 1

@@ -3,12 +3,14 @@
     log odds(request, depth, S) = log odds of the curve(depth, S) + shift(temperature bucket, depth)
 
 A curve is fitted on some text, greedily as a rule. Other text agrees less or more, sampling agrees less, and nodes that
-are bought for their chance are those whose chance is overestimated. Each verified tree says of every depth with nodes
-whether the accepted path got there; `shift` follows by Newton's step of the logistic likelihood,
+are bought for their chance are those whose chance is overestimated. Each tree that was verified says of every depth
+with nodes whether the accepted path got there, y; what its nodes promise together, p, is taken for one logistic chance,
+and `shift` follows by Newton's steps,
 
     shift += sum(y - p) / information        information = min(information + sum(p (1 - p)), MOST)
 
-so that the curve's word weighs FIRST, and what is long ago is forgotten. Decides nothing, knows no clock.
+so that the curve's word weighs FIRST, and what is long ago is forgotten. Where requests have no nodes the shift fades:
+what nobody buys would never be tried again. Decides nothing, knows no clock.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ from echo_sched.tree import FloatArray, IntArray
 TEMPERATURES = (0.0, 0.5, 0.85)  # upper ends of the buckets but the last; greedy requests have one of their own
 FIRST = 8.0  # information in the curve: 32 nodes at even odds
 MOST = 100.0  # of about so much information is anything remembered
-SURE = 0.02  # a chance nearer to 0 or 1 than this says nothing about the shift
+FADING = 0.002  # share of a shift that a step takes away whose requests of that kind have no nodes there
+LIMIT = 4.0  # log odds
 
 
 class LiveAcceptance:
@@ -44,14 +47,17 @@ class LiveAcceptance:
         """
         bucket = _buckets(temperature, len(expected))
         request, depth = np.nonzero(expected)
-        chance = np.clip(expected[request, depth], SURE, 1.0 - SURE)
+        chance = np.minimum(expected[request, depth], 1.0)
         reached = np.asarray(accepted, np.int64)[request] > depth
         cell = bucket[request], depth
         gradient, information = np.zeros_like(self.shift), np.zeros_like(self.shift)
         np.add.at(gradient, cell, reached - chance)
         np.add.at(information, cell, chance * (1.0 - chance))
-        self._information = np.minimum(self._information + information, MOST)
-        self.shift += gradient / self._information
+        # A large batch says more at once than is remembered.
+        self._information = np.maximum(np.minimum(self._information + information, MOST), information)
+        moved = np.clip(self.shift + gradient / self._information, -LIMIT, LIMIT)
+        untried = (information == 0.0) & np.isin(np.arange(len(self.shift)), bucket)[:, None]
+        self.shift = np.where(untried, (1.0 - FADING) * self.shift, moved)
 
 
 def _buckets(temperature: FloatArray | None, num_requests: int) -> IntArray:

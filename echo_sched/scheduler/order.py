@@ -9,11 +9,15 @@ import numpy as np
 from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
 
-def best_first(offers: Offers, weight: FloatArray) -> Offers:
-    """By path probability times the request's weight [B]."""
+def best_first(offers: Offers, chance: FloatArray, weight: FloatArray) -> IntArray:
+    """Rows of the offers of one depth: by chance [C] times the request's weight [B], and then likewise by path
+    probability, since chances may tie where path probabilities do not.
+    """
     assert not np.isnan(offers.path_logp).any()
-    worth = offers.path_logp + np.log(weight)[offers.request]
-    return offers.take(np.lexsort((offers.parent, offers.token, offers.request, -worth)))
+    path = offers.path_logp + np.log(weight)[offers.request]
+    worth = chance * weight[offers.request]
+    rows: IntArray = np.lexsort((offers.parent, offers.token, offers.request, -path, -worth))
+    return rows
 
 
 def rank_within(group: IntArray) -> IntArray:

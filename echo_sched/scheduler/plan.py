@@ -137,6 +137,7 @@ class Feedback(NamedTuple):
     report: "AllocationReport"
     accepted: Sequence[int] | None = None  # [B] accepted nodes per request; None: nobody verified
     verify_seconds: float | None = None  # what the forward took; None: nobody timed it
+    explored: bool = False  # another plan was carried out than the policy's (explore.py)
 
 
 @dataclass(frozen=True)
