@@ -166,7 +166,7 @@ class StepRecord:
     num_transferred: int  # nodes granted beyond a request's even share of K_max
     seconds: dict[str, float]  # phase -> seconds: schedule, draft, verify, accept, commit
     explored: bool = False  # drafted without a gate, to see whether the gate is right
-    expected_accepted: float | None = None  # by the nodes' chances; None where nothing had a price
+    expected_accepted: float | None = None  # by the nodes' chances; None where nothing had a price, as in probes
     expected_seconds: float | None = None  # of the verify phase, likewise
     gate_readings: tuple[GateReading, ...] = ()  # only when recording
     node_readings: tuple[NodeReading, ...] = ()  # only when recording: every verified node

@@ -52,6 +52,8 @@ class Outcome:
     num_transferred: int = 0
     num_offered: int = 0
     readings: list[tuple[int, int, float, bool, bool]] = field(default_factory=list)
+    # [requests][max_depth] of what is verified, summed: floats, so not compared exactly
+    chances: list[list[float]] = field(default_factory=list, compare=False)
 
 
 @dataclass
@@ -95,6 +97,7 @@ def drive(plan: Plan, caps: Sequence[int], children: Children, shuffle: random.R
     outcome.num_transferred = report.num_transferred
     outcome.num_offered = report.num_offered
     outcome.readings = list(zip(*(column.tolist() for column in report.readings), strict=True))
+    outcome.chances = report.chances.tolist()
     return Driven(outcome, trees, report)
 
 
@@ -217,6 +220,7 @@ class SlowAllocation:
         if not self.plan.verify:
             self.outcome.num_dropped, self.outcome.num_nodes = self.outcome.num_nodes, [0 for _ in self.requests]
             self.outcome.num_transferred = 0
+            self.note_chances({})
         return self.outcome
 
     def offers(self, request: SlowRequest, depth: int) -> list[Wish]:
@@ -409,6 +413,7 @@ class SlowAllocation:
             self.outcome.num_nodes[index] = len(mine)
             self.outcome.num_dropped[index] = len(set(request.nodes) - set(mine))
         self.outcome.num_transferred = self.transferred()
+        self.note_chances({(wish.request.index, wish.path): wish.chance for wish in worth})
 
     def pay(self, wish: Wish, log: list[tuple[int, Path]]) -> None:
         wish.request.nodes[wish.path] = wish.logp
@@ -425,6 +430,12 @@ class SlowAllocation:
         outcome.num_levels = self.num_levels
         outcome.num_dropped = [0 for _ in self.requests]
         outcome.num_transferred = self.transferred()
+        self.note_chances({(r.index, path): r.chances[path] for r in self.requests for path in r.nodes})
+
+    def note_chances(self, verified: dict[tuple[int, Path], float]) -> None:
+        self.outcome.chances = [[0.0] * self.plan.max_depth for _ in self.requests]
+        for (index, path), chance in verified.items():
+            self.outcome.chances[index][len(path) - 1] += chance
 
     def transferred(self) -> int:
         """Nodes beyond even shares, as far as truncated requests left theirs."""
