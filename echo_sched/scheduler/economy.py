@@ -9,14 +9,14 @@
 Prompt chunks have to be computed whether anybody drafts or not, and the more of them the faster answers end: their own
 time is no reason to draft, so only what they make of K's is in the rate.
 
-gain(K), what the K best candidates are good for in tokens, is remembered from past steps, per request. drafting(K) is
-nothing for K = 0, else start, levels and feeding; what the drafter has missed has to be earned back within RETURN_STEPS
-steps. K_max changes only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS steps unless the batch moves;
-plain decoding needs no better rate. Nothing is learned of what is never tried, so some steps do what is not planned:
-where plain decoding is, they draft, for few requests; else they spend nothing or twice K_max, in turn; the less often,
-the longer it was of no use. What forwards take is corrected by what they took (live_cost.py), and chances by what was
-accepted (live_acceptance.py). Without a measured cost table there is no economy: K_max is as set and nothing has a
-price. Knows no policy.
+gain(K), what the K best candidates are good for in tokens, is remembered from past steps, and so are the levels they
+take (gains.py). drafting(K) is nothing for K = 0, else start, levels and feeding; what the drafter has missed has to be
+earned back within RETURN_STEPS steps. K_max changes only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS
+steps unless the batch moves; plain decoding needs no better rate. Nothing is learned of what is never tried, so some
+steps do what is not planned: where plain decoding is, they draft, for few requests; else they spend nothing or twice
+K_max, in turn; the less often, the longer it was of no use. What forwards take is corrected by what they took
+(live_cost.py), and chances by what was accepted (live_acceptance.py). Without a measured cost table there is no
+economy: K_max is as set and nothing has a price. Knows no policy.
 """
 
 from typing import NamedTuple
@@ -25,13 +25,13 @@ import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.gains import Gains
 from echo_sched.scheduler.live_acceptance import LiveAcceptance
 from echo_sched.scheduler.live_cost import LiveCost
 from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.price import Price
 from echo_sched.scheduler.profile import Profile
 from echo_sched.scheduler.settings import PolicySettings
-from echo_sched.tree import FloatArray
 
 MIN_GAIN = 1.03  # K_max moves for a rate that is so many times the present one's
 HOLD_STEPS = 8
@@ -43,9 +43,6 @@ SURPRISE = 0.15  # a probe that takes longer or shorter by so much (of e) is soo
 PROBE_SHARE = 8  # a probe that finds K_max 0 drafts for one request in so many ...
 PROBE_NODES = 2  # ... and buys so many nodes for each
 RETURN_STEPS = 64
-MEMORY = 0.1  # weight of the latest step in what is remembered
-# nodes per request at which gain(K) is remembered
-NODES_PER_REQUEST = np.array([0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64], np.float64)
 
 
 class Economy:
@@ -64,8 +61,7 @@ class Economy:
         if settings.live_acceptance == "on":
             self._agreement = LiveAcceptance(self._acceptance, settings.max_depth)
         self._continuation = _continuation(profile, settings.max_depth)
-        self._gain: FloatArray | None = None  # [len(NODES_PER_REQUEST)] tokens per request; None: nothing seen yet
-        self._levels = 0.0  # drafted per step that drafts
+        self._gains = Gains()
         self._missed = 0.0  # committed tokens that the drafter was not fed
         self._k_max = settings.k_max
         self._changed_at = (-HOLD_STEPS, 0)  # (step, batch size)
@@ -81,7 +77,7 @@ class Economy:
         settings = self._settings
         free = settings.price == "off" or settings.k_max_rule == "fixed" or self._cost is None
         targets = load.need is not None  # they come before rates
-        if free or targets or self._gain is None or load.num_requests == 0:
+        if free or targets or not self._gains.known or load.num_requests == 0:
             return Budget(settings.k_max, None)
         step, batch = self._changed_at
         moved = abs(load.num_requests - batch) > BATCH_MOVE * batch
@@ -140,13 +136,7 @@ class Economy:
         if max_drafting is None:
             self._missed = 0.0
         num_drafting = min(load.num_requests, max_drafting or load.num_requests)
-        gained = np.concatenate([[0.0], np.cumsum(np.sort(report.seen.chance)[::-1])]) / num_drafting
-        gain = np.interp(NODES_PER_REQUEST * num_drafting, np.arange(len(gained)), gained)
-        fresh = 1.0 if self._gain is None else MEMORY
-        known = gain if self._gain is None else self._gain
-        tried = NODES_PER_REQUEST * num_drafting <= k_max
-        self._gain = np.where(tried, (1 - fresh) * known + fresh * gain, known)
-        self._levels += fresh * (report.num_levels - self._levels)
+        self._gains.observe(report, num_drafting, k_max)
 
     def _learn(self, load: Load, feedback: Feedback) -> None:
         report, seconds = feedback.report, feedback.verify_seconds
@@ -178,11 +168,10 @@ class Economy:
 
     def _best_k_max(self, load: Load) -> int:
         """The present K_max or a clearly better one; 0 where nothing is clearly better. Of equals the least."""
-        assert self._gain is not None
         price = self._price(load, self._settings.k_max)
-        nodes = np.arange(self._settings.k_max + 1)
-        gain = load.num_requests * np.interp(nodes / load.num_requests, NODES_PER_REQUEST, self._gain)
-        drafting = np.where(nodes > 0, price.start_seconds + self._levels * price.level_seconds, 0.0)
+        nodes = np.arange(self._settings.k_max + 1.0)
+        gain, levels = self._gains.of(nodes, load.num_requests)
+        drafting = np.where(nodes > 0, price.start_seconds + levels * price.level_seconds, 0.0)
         rates = (load.num_requests + gain) / (price.verify_seconds + drafting)
         best = int(np.argmax(rates))
         if rates[best] <= MIN_GAIN * rates[0]:
