@@ -12,9 +12,9 @@ time is no reason to draft, so only what they make of K's is in the rate.
 gain(K), what the K best candidates are good for in tokens, is remembered from past steps, and so are the levels they
 take (gains.py). drafting(K) is nothing for K = 0, else start, levels and feeding; what the drafter has missed has to be
 earned back within RETURN_STEPS steps. K_max changes only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS
-steps unless the batch moves; plain decoding needs no better rate. Nothing is learned of what is never tried, so some
-steps do what is not planned: where plain decoding is, they draft, for few requests; else they spend nothing or twice
-K_max, in turn; the less often, the longer it was of no use. What forwards take is corrected by what they took
+steps unless the batch moves; for plain decoding as good a rate is enough. Nothing is learned of what is never tried, so
+some steps do what is not planned: where plain decoding is, they draft, for few requests; else they spend nothing or
+twice K_max, in turn; the less often, the longer it was of no use. What forwards take is corrected by what they took
 (live_cost.py), and chances by what was accepted (live_acceptance.py). Without a measured cost table there is no
 economy: K_max is as set and nothing has a price. Knows no policy.
 """
@@ -37,9 +37,9 @@ MIN_GAIN = 1.03  # K_max moves for a rate that is so many times the present one'
 HOLD_STEPS = 8
 BATCH_MOVE = 0.25  # share of the batch that comes or goes before K_max may move at once
 PROBE_LENGTH = 3  # steps that draft more than is planned: the first of them is not like the others
-PROBE_STEPS = 64  # between the first two probes; doubles with each that changes nothing and is no surprise ...
+PROBE_STEPS = 16  # before the first probe; doubles with each that changes nothing and is no surprise ...
 MOST_PROBE_STEPS = 1024  # ... up to this
-SURPRISE = 0.15  # a probe that takes longer or shorter by so much (of e) is soon repeated
+SURPRISE, SURPRISE_STEPS = 0.15, 64  # a probe that takes longer or shorter by so much (of e) is repeated after so many
 PROBE_SHARE = 8  # a probe that finds K_max 0 drafts for one request in so many ...
 PROBE_NODES = 2  # ... and buys so many nodes for each
 RETURN_STEPS = 64
@@ -132,11 +132,11 @@ class Economy:
             committed = load.num_requests + load.num_prompt_tokens
             self._missed = min(self._missed + committed, load.num_cached_tokens + committed)
             return
-        k_max, max_drafting, _ = self._planned
+        k_max, max_drafting, probe = self._planned
         if max_drafting is None:
             self._missed = 0.0
         num_drafting = min(load.num_requests, max_drafting or load.num_requests)
-        self._gains.observe(report, num_drafting, k_max)
+        self._gains.observe(report, num_drafting, k_max, rare=probe)
 
     def _learn(self, load: Load, feedback: Feedback) -> None:
         report, seconds = feedback.report, feedback.verify_seconds
@@ -147,7 +147,8 @@ class Economy:
             num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
             surprise = self._cost.observe(num_tokens, load.num_cached_tokens, seconds)
             if self._planned.probe and abs(surprise) > SURPRISE:
-                self._probe = self._probe._replace(due=min(self._probe.due, load.step + PROBE_STEPS), pause=PROBE_STEPS)
+                due = min(self._probe.due, load.step + SURPRISE_STEPS)
+                self._probe = self._probe._replace(due=due, pause=SURPRISE_STEPS)
 
     def _price(self, load: Load, k_max: int) -> Price:
         assert self._cost is not None
@@ -167,14 +168,17 @@ class Economy:
         )
 
     def _best_k_max(self, load: Load) -> int:
-        """The present K_max or a clearly better one; 0 where nothing is clearly better. Of equals the least."""
+        """The present K_max or a clearly better one; 0 where nothing is better, or clearly better where it is 0 now.
+
+        Of equals the least. A step need not buy what it drafted, so drafting is worth more than its rate says.
+        """
         price = self._price(load, self._settings.k_max)
         nodes = np.arange(self._settings.k_max + 1.0)
         gain, levels = self._gains.of(nodes, load.num_requests)
         drafting = np.where(nodes > 0, price.start_seconds + levels * price.level_seconds, 0.0)
         rates = (load.num_requests + gain) / (price.verify_seconds + drafting)
         best = int(np.argmax(rates))
-        if rates[best] <= MIN_GAIN * rates[0]:
+        if rates[best] <= rates[0] * (1.0 if self._k_max else MIN_GAIN):
             return 0
         return best if rates[best] > MIN_GAIN * rates[self._k_max] else self._k_max
 
