@@ -76,7 +76,7 @@ def test_budgets_follow_a_square_wave_and_do_not_flap(policy_name: str) -> None:
 
 
 def test_the_wave_is_answered_by_drafting_less_when_many_are_served() -> None:
-    steady, _ = without_probes(*square_wave("goodput"))
+    steady = without_probes(*square_wave("goodput"))
     half = STEPS // 2  # what drafts are worth is known by then
     low, high = (
         [k_max / size for step, (k_max, _) in enumerate(steady) if step >= half and wave_of(step) % 2 == phase]
