@@ -70,8 +70,8 @@ def bars_block(library: Library) -> str:
         [
             f"Tokens per second over `{REFERENCE}`'s, mean of {_num_repeats(results)} repeats [95 % interval]:",
             table(["concurrency", f"`{REFERENCE}`, tokens/s", *(f"`{arm}`" for arm in others)], speeds),
-            "The same from the first request's end until a client is left without a request, where a trial has such a "
-            "time:",
+            "The same from the first request's end until a client is left without a request, where there are two waves "
+            "of requests or more:",
             table(["concurrency", *(f"`{arm}`" for arm in others)], steady),
             f"`{DEFAULT}` over the best fixed tree:",
             table(["concurrency", "best tree", f"`{DEFAULT}` / best tree"], against),

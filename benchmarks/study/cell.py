@@ -45,9 +45,13 @@ def speed(cell: Mapping[str, Any]) -> float:
 
 
 def steady_speed(cell: Mapping[str, Any]) -> float | None:
-    """Tokens per second while requests ended and others followed; None where the trial or its file has no such time."""
+    """Tokens per second while requests ended and others followed; None where the file does not say, or where there were
+    fewer than two waves of requests: then whoever serves evenly ends them all at once, and hardly any time is left.
+    """
     seconds = cell.get("steady_seconds")
-    return float(cell["steady_tokens"] / seconds) if seconds else None
+    if not seconds or len(cell["requests"]["tokens"]) < 2 * cell["concurrency"]:
+        return None
+    return float(cell["steady_tokens"] / seconds)
 
 
 def forks_row(forks: Sequence[Fork], margins: Sequence[float | None]) -> list[list[Any]]:
