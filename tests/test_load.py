@@ -8,6 +8,7 @@ from echo_sched.errors import RequestError
 from echo_sched.loop.load import LoadMeter
 from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.economy import HOLD_STEPS
+from echo_sched.scheduler.gains import FIRST_TREES
 from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
 from echo_sched.scheduler.starting_values import built_in_profile
@@ -75,12 +76,13 @@ def test_a_step_with_somebody_in_need_may_spend_all_of_k_max() -> None:
         tuple(range(1, 20)), (0,), tuple((float(n),) for n in range(1, 20)), DraftingCost.constant(0.1), {}
     )
     policy = make_policy(PolicySettings(k_max=8), replace(built_in_profile("eagle3"), cost=dear))
-    for step in range(HOLD_STEPS + 2):
+    known = FIRST_TREES + HOLD_STEPS  # steps until K_max is what drafts are known to be worth
+    for step in range(known):
         load = Load(1, step)
         policy.observe(load, Feedback(drive(policy.plan(load), [20], lambda request, path: [(1, 0.5)]).report))
     urgent = decoding("b", 1, tpot_slo_ms=1.0)
     urgent.first_token_at = 99.0
-    load = LoadMeter(FakeClock()).load(HOLD_STEPS + 2, [urgent], [])
+    load = LoadMeter(FakeClock()).load(known, [urgent], [])
     assert policy.plan(load._replace(pace=None)).k_max == 0
     plan = policy.plan(load)
     assert plan.k_max == 8 and plan.fairness is not None
