@@ -57,8 +57,8 @@ class Economy:
         if profile.cost is not None and settings.live_costs == "on":
             self._cost = learned or LiveCost(profile.cost)
         self._acceptance = Acceptance(profile.acceptance)
-        self._agreement: LiveAcceptance | None = None  # None: chances are what the profile says
-        if settings.live_acceptance == "on":
+        self._agreement: LiveAcceptance | None = None  # None: nothing has a price, or chances stay the profile's
+        if settings.live_acceptance == "on" and settings.price == "on" and self._cost is not None:
             self._agreement = LiveAcceptance(self._acceptance, settings.max_depth)
         self._continuation = _continuation(profile, settings.max_depth)
         self._gains = Gains()
@@ -140,8 +140,7 @@ class Economy:
 
     def _learn(self, load: Load, feedback: Feedback) -> None:
         report, seconds = feedback.report, feedback.verify_seconds
-        priced = self._settings.price == "on" and self._cost is not None
-        if self._agreement is not None and feedback.accepted is not None and priced:
+        if self._agreement is not None and feedback.accepted is not None:
             self._agreement.observe(load.temperature, report.chances, feedback.accepted)
         if isinstance(self._cost, LiveCost) and seconds is not None:
             num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
