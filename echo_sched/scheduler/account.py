@@ -17,10 +17,24 @@ class Account:
     def __init__(self, plan: Plan, num_requests: int, *, free: bool = False) -> None:
         self.num_nodes = np.zeros(num_requests, np.int64)
         self.gained = 0.0  # chances of the nodes, summed
-        self.gained_by = np.zeros(num_requests)  # the same by request
-        self.gained_at = np.zeros((num_requests, plan.max_depth))  # the same by request and depth
+        self._charged: list[tuple[IntArray, FloatArray]] = []  # (request * max_depth + depth - 1, chance) [G]
         self._plan = plan
         self._free = free
+
+    @property
+    def gained_at(self) -> FloatArray:
+        """[B, max_depth] chances of the nodes, summed by request and depth."""
+        shape = len(self.num_nodes), self._plan.max_depth
+        summed = np.zeros(shape[0] * shape[1])
+        for place, chance in self._charged:
+            summed += np.bincount(place, chance, len(summed))
+        return summed.reshape(shape)
+
+    @property
+    def gained_by(self) -> FloatArray:
+        """[B] the same by request."""
+        summed: FloatArray = self.gained_at.sum(axis=1)
+        return summed
 
     @property
     def num_paid(self) -> int:
@@ -46,7 +60,5 @@ class Account:
         node: IntArray = self.num_nodes[request] + rank_within(request)
         self.num_nodes = self.num_nodes + np.bincount(request, minlength=len(self.num_nodes))
         self.gained += float(chance.sum())
-        place = request * self.gained_at.shape[1] + depth - 1
-        at = np.bincount(place, chance, self.gained_at.size).reshape(self.gained_at.shape)
-        self.gained_at, self.gained_by = self.gained_at + at, self.gained_by + at.sum(axis=1)
+        self._charged.append((request * self._plan.max_depth + depth - 1, chance))
         return node

@@ -98,8 +98,8 @@ class Allocation:
         """End the trees: rerank, widen or drop them, as the plan says. What is added is a leaf."""
         assert not self._finished
         self._finished = True
-        seen = Seen.concat(self._seen)
-        grown = Grown(self._plan, self._fairness, self._shares, seen, self._account, self._depth)
+        self._seen = [Seen.concat(self._seen)]
+        grown = Grown(self._plan, self._fairness, self._shares, self._seen[0], self._account, self._depth)
         selection, self._account = finish(grown, self._tally)
         return selection
 
@@ -138,7 +138,9 @@ class Allocation:
         request and chance [C], of all candidates of the depth.
         """
         account = self._account
-        tier = self._fairness.tiers(request[offered], chance[offered], account.num_nodes, account.gained_by)
+        if not (self._fairness.claims or self._plan.rerank):
+            return offered[: account.room(self._depth)], 0
+        tier = self._fairness.tiers(request[offered], chance[offered], account)
         if self._plan.rerank:
             if self._plan.shares is None and offered.size:
                 # Children are never likelier than their parent: below what K_max leaves out, nothing can be kept.
@@ -159,7 +161,7 @@ class Allocation:
         price, account = self._plan.price, self._account
         if price is None or frontier.size == 0:
             return True
-        if (self.active & self._fairness.in_need(account.num_nodes, account.gained_by)).any():
+        if (self.active & self._fairness.in_need(account)).any():
             return True
         if self._plan.rerank:
             return price.pays(0.0, self._best_chances, frontier, 0, self._depth)

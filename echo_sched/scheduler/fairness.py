@@ -6,7 +6,7 @@ Lower tiers are served first, and the first two are bought whatever their price.
 ordered by chance times priority. Knows no gate and no drafter.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,6 +30,16 @@ class Pace(NamedTuple):
         """[B] tokens beyond the root's own that keep a request to its target, after a step of `step_seconds`."""
         due = (self.elapsed + step_seconds) / self.target
         return np.maximum(due - self.num_tokens - 1.0, 0.0)
+
+
+class Held(Protocol):
+    """What requests have by now. Arrays [B]. `gained_by` may take some time, and is asked for only if need be."""
+
+    num_nodes: IntArray
+
+    @property
+    def gained_by(self) -> FloatArray:
+        """Chances of the nodes, summed."""
 
 
 class Fairness(NamedTuple):
@@ -68,9 +78,11 @@ class Fairness(NamedTuple):
         """Whether any node can be of a tier before the rest."""
         return self.floor > 0 or bool(self.need.any())
 
-    def in_need(self, num_nodes: IntArray, gained: FloatArray) -> BoolArray:
-        """Where a target needs more than so many nodes of so much summed chance, and may claim it. Arrays alike."""
-        return (gained < self.need) & (num_nodes < self.most_claimed)
+    def in_need(self, held: Held) -> BoolArray:
+        """[B] whose target needs more than it has, and may claim it."""
+        if not self.need.any():
+            return np.zeros(len(self.need), np.bool_)
+        return (held.gained_by < self.need) & (held.num_nodes < self.most_claimed)
 
     def reserved(self, num_nodes: IntArray, num_spare: IntArray, going: BoolArray) -> int:
         """Nodes to keep for floors that are not reached: all that is missing where a tree goes on, else what may yet
@@ -78,16 +90,15 @@ class Fairness(NamedTuple):
         missing = np.maximum(self.floor - num_nodes, 0)
         return int(np.where(going, missing, np.minimum(missing, num_spare)).sum())
 
-    def tiers(self, request: IntArray, chance: FloatArray, num_nodes: IntArray, gained: FloatArray) -> IntArray:
+    def tiers(self, request: IntArray, chance: FloatArray, held: Held) -> IntArray:
         """[C] tiers of candidates, which come best first, beside what requests have.
 
-        num_nodes and gained [B]: how many nodes, and their summed chance. A request's tiers never fall, so a tier's
-        end never parts a node from its parent.
+        A request's tiers never fall, so a tier's end never parts a node from its parent.
         """
         if not self.claims:
             return np.full(len(request), REST)
-        count = num_nodes[request] + rank_within(request)
-        before = gained[request] + _sum_within(request, chance)
+        count = held.num_nodes[request] + rank_within(request)
+        before = held.gained_by[request] + _sum_within(request, chance)
         needed = (before < self.need[request]) & (count < self.most_claimed)  # `in_need`, by candidate
         return np.where(count < self.floor, FLOOR, np.where(needed, TARGET, REST))
 

@@ -43,7 +43,7 @@ def _widen(grown: Grown, tally: Tally) -> tuple[Selection, Account]:
     """Spend what is left on what was seen and not granted: on what is claimed, and on the rest if the plan says."""
     plan, account, num_requests = grown.plan, grown.account, len(grown.shares)
     spare = grown.seen.take(grown.seen.node == NOT_GRANTED).best_first(grown.fairness.weight)
-    tier = grown.fairness.tiers(spare.offers.request, spare.chance, account.num_nodes, account.gained_by)
+    tier = grown.fairness.tiers(spare.offers.request, spare.chance, account)
     allowed = np.full(spare.offers.size, plan.widen)
     if plan.widen_scope == "truncation":
         allowed &= spare.at_truncation
@@ -60,7 +60,7 @@ def _rerank(grown: Grown, tally: Tally) -> tuple[Selection, Account]:
     num_requests = len(grown.shares)
     paid = Account(grown.plan, num_requests)
     ordered = grown.seen.best_first(grown.fairness.weight)
-    tier = grown.fairness.tiers(ordered.offers.request, ordered.chance, paid.num_nodes, paid.gained_by)
+    tier = grown.fairness.tiers(ordered.offers.request, ordered.chance, paid)
     kept = _choose(grown, paid, ordered, tier)
     paid.charge(kept.offers.request, kept.depth, kept.chance)
     stay = kept.take(kept.node != NOT_GRANTED)
@@ -81,9 +81,10 @@ def _drop(grown: Grown, tally: Tally) -> tuple[Selection, Account]:
 
 def _choose(grown: Grown, account: Account, ordered: Seen, tier: IntArray) -> Seen:
     """Of candidates that come best first, what may be had and is worth it beside what is paid: lower tiers first."""
-    request = ordered.offers.request
-    within = rank_within(request) < (grown.shares - account.num_nodes)[request]
-    ordered, tier = ordered.take(within), tier[within]
+    if grown.plan.shares is not None:
+        request = ordered.offers.request
+        within = rank_within(request) < (grown.shares - account.num_nodes)[request]
+        ordered, tier = ordered.take(within), tier[within]
     rows = np.argsort(tier, kind="stable")[: max(account.room(grown.num_levels), 0)]
     num_claimed = int((tier[rows] < REST).sum())
     return ordered.take(rows[: account.num_bought(ordered.chance[rows], num_claimed, grown.num_levels)])

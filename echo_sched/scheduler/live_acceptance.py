@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
+from echo_sched.scheduler.order import mask
 from echo_sched.tree import FloatArray, IntArray
 
 TEMPERATURES = (0.0, 0.5, 0.85)  # upper ends of the buckets but the last; greedy requests have one of their own
@@ -49,15 +50,18 @@ class LiveAcceptance:
         request, depth = np.nonzero(expected)
         chance = np.minimum(expected[request, depth], 1.0)
         reached = np.asarray(accepted, np.int64)[request] > depth
-        cell = bucket[request], depth
-        gradient, information = np.zeros_like(self.shift), np.zeros_like(self.shift)
-        np.add.at(gradient, cell, reached - chance)
-        np.add.at(information, cell, chance * (1.0 - chance))
+        cell = bucket[request] * self.shift.shape[1] + depth
+        gradient, information = self._summed(cell, reached - chance), self._summed(cell, chance * (1.0 - chance))
         # A large batch says more at once than is remembered.
         self._information = np.maximum(np.minimum(self._information + information, MOST), information)
         moved = np.clip(self.shift + gradient / self._information, -LIMIT, LIMIT)
-        untried = (information == 0.0) & np.isin(np.arange(len(self.shift)), bucket)[:, None]
+        untried = (information == 0.0) & mask(len(self.shift), bucket)[:, None]
         self.shift = np.where(untried, (1.0 - FADING) * self.shift, moved)
+
+    def _summed(self, cell: IntArray, values: FloatArray) -> FloatArray:
+        """Like `shift`: values [n] of cells, which are numbered row by row."""
+        summed: FloatArray = np.bincount(cell, values, self.shift.size).reshape(self.shift.shape)
+        return summed
 
 
 def _buckets(temperature: FloatArray | None, num_requests: int) -> IntArray:

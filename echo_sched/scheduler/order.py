@@ -8,6 +8,8 @@ import numpy as np
 
 from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
+MOST_NARROW = np.iinfo(np.uint16).max  # up to which numpy's stable sort is linear
+
 
 def best_first(offers: Offers, chance: FloatArray, weight: FloatArray) -> IntArray:
     """Rows of the offers of one depth: by chance [C] times the request's weight [B], and then likewise by path
@@ -16,20 +18,25 @@ def best_first(offers: Offers, chance: FloatArray, weight: FloatArray) -> IntArr
     assert not np.isnan(offers.path_logp).any()
     path = offers.path_logp + np.log(weight)[offers.request]
     worth = chance * weight[offers.request]
-    rows: IntArray = np.lexsort((offers.parent, offers.token, offers.request, -path, -worth))
+    rows = np.lexsort((-path, -worth))
+    path, worth = path[rows], worth[rows]
+    if ((path[1:] == path[:-1]) & (worth[1:] == worth[:-1])).any():  # else more keys would change nothing
+        rows = rows[np.lexsort((offers.parent[rows], offers.token[rows], offers.request[rows], -path, -worth))]
     return rows
 
 
 def rank_within(group: IntArray) -> IntArray:
     """[n] how many earlier entries carry the same number."""
-    narrow = group.size > 0 and group.max() <= np.iinfo(np.uint16).max  # for which numpy's stable sort is linear
-    order = np.argsort(group.astype(np.uint16) if narrow else group, kind="stable")
-    ordered = group[order]
-    place = np.arange(len(group))
-    begins = np.ones(len(group), np.bool_)
-    begins[1:] = ordered[1:] != ordered[:-1]
+    if group.size == 0:
+        return np.zeros(0, np.int64)
+    narrow = group.max() <= MOST_NARROW
+    order = (group.astype(np.uint16) if narrow else group).argsort(kind="stable")
+    ordered, place = group[order], np.arange(len(group))
+    later = ordered[1:] == ordered[:-1]  # than the first of its group
+    begins = place.copy()
+    begins[1:][later] = 0
     rank = np.empty(len(group), np.int64)
-    rank[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
+    rank[order] = place - np.maximum.accumulate(begins)
     return rank
 
 

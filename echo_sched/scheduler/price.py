@@ -30,6 +30,8 @@ class Price(NamedTuple):
 
     def most_nodes(self, num_levels: int) -> int:
         """How many nodes fit into `max_seconds` beside the drafting of `num_levels` levels; -1: not even that."""
+        if self.max_seconds == np.inf:
+            return len(self.verify_seconds) - 1
         fits = self.verify_seconds + self.drafting_seconds(num_levels) <= self.max_seconds
         return int(np.flatnonzero(fits)[-1]) if fits.any() else -1
 
@@ -38,7 +40,7 @@ class Price(NamedTuple):
 
         gained: chances of the `num_nodes` nodes that are verified anyway, summed. chances [C].
         """
-        return int(np.argmax(self._rates(gained, chances, num_nodes, num_levels)))
+        return int(self._rates(gained, chances, num_nodes, num_levels).argmax())
 
     def pays(self, gained: float, optional: FloatArray, frontier: FloatArray, num_nodes: int, num_levels: int) -> bool:
         """Whether drafting the level below a frontier can be hoped to raise the rate.
@@ -54,8 +56,11 @@ class Price(NamedTuple):
     def _rates(self, gained: float, chances: FloatArray, num_nodes: int, num_levels: int) -> FloatArray:
         """[C + 1] tokens per second with the first 0, 1, ... of the candidates; those that do not fit are left out."""
         verify = self.verify_seconds[num_nodes : num_nodes + len(chances) + 1]
-        tokens = self.base_tokens + gained + np.concatenate([[0.0], np.cumsum(chances)])[: len(verify)]
-        rates: FloatArray = tokens / (verify + self.drafting_seconds(num_levels))
+        rates = np.empty(len(verify))
+        rates[0] = 0.0
+        np.cumsum(chances[: len(verify) - 1], out=rates[1:])
+        rates += self.base_tokens + gained
+        rates /= verify + self.drafting_seconds(num_levels)
         return rates
 
 

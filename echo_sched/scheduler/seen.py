@@ -24,6 +24,8 @@ class Seen(NamedTuple):
 
     @staticmethod
     def concat(parts: Sequence["Seen"]) -> "Seen":
+        if len(parts) == 1:
+            return parts[0]
         none, no_numbers, no_flags = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_)
         return Seen(
             Offers.concat([part.offers for part in parts]),
