@@ -1,5 +1,7 @@
 """Series about the gate and the scheduler, most of them from explored steps, whose trees no gate has cut."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from echo_sched.scheduler.drift import DepthDrift
@@ -20,21 +22,22 @@ class GateMetrics:
         self._readings = by_depth("gate_readings", "readings that these are made of")
         self._drifted = by_depth("gate_drifted", "1: the live AUC has left the profile's interval")
         self._threshold = by_depth("gate_threshold", "cut-off in force at the last step with a gate")
+        self._shift = by_depth(
+            "acceptance_shift", "log odds by which live chances of acceptance differ from the profile's curves"
+        )
         self._k_max_changes = Counter(
             "echo_sched_k_max_changes", "changes of K_max from one decoding step to the next", registry=registry
         )
         self._num_k_max_changes = 0  # as last heard of
         self._read: set[int] = set()  # depths with a cut-off, likewise
+        self._shifted: set[int] = set()  # depths with a shift, likewise
         self._drift: tuple[DepthDrift, ...] = ()
 
     def observe(self, state: LiveState) -> None:
         self._k_max_changes.inc(state.num_k_max_changes - self._num_k_max_changes)
         self._num_k_max_changes = state.num_k_max_changes
-        for depth in self._read - state.thresholds.keys():  # a change left it unread: its cut-off is in force no more
-            self._threshold.remove(depth)
-        self._read = set(state.thresholds)
-        for depth, threshold in state.thresholds.items():
-            self._threshold.labels(depth).set(threshold)
+        self._read = _show(self._threshold, state.thresholds, self._read)
+        self._shifted = _show(self._shift, state.acceptance_shift, self._shifted)
         if state.drift is self._drift:  # news come with explored steps only
             return
         self._drift = state.drift
@@ -44,3 +47,12 @@ class GateMetrics:
             self._calibration.labels(found.depth).set(found.calibration_error)
             if found.auc is not None:
                 self._auc.labels(found.depth).set(found.auc)
+
+
+def _show(gauge: Gauge, values: Mapping[int, float], shown: set[int]) -> set[int]:
+    """Set the gauge by depth; what was shown and has no value any more, since a change took it away, goes."""
+    for depth in shown - values.keys():
+        gauge.remove(depth)
+    for depth, value in values.items():
+        gauge.labels(depth).set(value)
+    return set(values)

@@ -28,7 +28,7 @@ def prices(draw: st.DrawFn, k_max: int, num_requests: int, max_depth: int) -> Pr
         prompt_seconds=chance.choice((0.0, 2.0)),
         start_seconds=chance.choice((0.0, 0.1)),
         level_seconds=chance.choice((0.0, 0.03, 0.3)),
-        continuation=tuple(chance.uniform(0.3, 1.0) for _ in range(max_depth)),
+        continuation=np.array([chance.uniform(0.3, 1.0) for _ in range(max_depth)]),
         max_seconds=chance.choice((math.inf, math.inf, 1.7, 1.1)),
     )
 

@@ -118,7 +118,7 @@ class FakeLoop:
     @property
     def scheduling(self) -> Scheduling:
         settings = {name: getattr(self.config, name) for name in LIVE_SETTINGS}
-        state = LiveState("echo", {4: 0.12}, {}, self.num_steps, 1, 2, self.num_changes, 0, (DRIFT,))
+        state = LiveState("echo", {4: 0.12}, {}, self.num_steps, 1, 2, self.num_changes, 0, (DRIFT,), {1: -0.25})
         return Scheduling(settings, 32, state)
 
     def reschedule(self, changes: Mapping[str, Any]) -> None:

@@ -45,6 +45,7 @@ def test_invariants(step: tuple[Plan, list[int], int]) -> None:
         longer = [other for owner, other in driven.outcome.grown + driven.outcome.widened if owner == request]
         assert not any(other[:-1] == path for other in longer), "a widened node is a leaf"
     report = driven.report
+    assert len(report.parents) == report.num_levels and (report.children <= report.parents + 1e-12).all()
     assert not ((report.gate_truncated > 0) & (report.budget_truncated > 0)).any(), "truncated once"
     assert sum(report.truncated_by_depth.values()) == report.truncated.sum()
 
@@ -120,7 +121,7 @@ def test_what_is_bought_at_a_price_is_never_worth_less_than_nothing(
     assert rate >= price.base_tokens / (price.verify_seconds[0] + drafting) * (1 - 1e-12)
 
 
-FLAT = Price(2.0, np.full(9, 1.0), 0.0, 0.0, 0.1, (1.0,) * 4)
+FLAT = Price(2.0, np.full(9, 1.0), 0.0, 0.0, 0.1, np.ones(4))
 
 
 def test_free_verification_buys_everything_and_a_steep_curve_nothing() -> None:
@@ -213,7 +214,7 @@ def test_the_gate_is_read_before_anything_is_charged() -> None:
 
 
 def test_equality_with_the_threshold_truncates() -> None:
-    driven = drive(echo_plan(4, thresholds=(1.0,) * 4), [8], scripted({0: {(): {1: 1.0}}}))
+    driven = drive(echo_plan(4, thresholds=np.ones(4)), [8], scripted({0: {(): {1: 1.0}}}))
     assert driven.report.gate_truncated.tolist() == [1]
 
 

@@ -61,7 +61,7 @@ def test_plain_decoding_is_tried_now_and_then_where_costs_are_learned() -> None:
     assert set(run(FREE, 4, 4 * PROBE_STEPS, live_costs="off")) == {40}
     found = run(FREE, 4, 8 * PROBE_STEPS)
     plain = [step for step, k_max in enumerate(found) if k_max == 0]
-    assert set(found) == {0, 40} and len(plain) == 2 and plain[0] == PROBE_STEPS
+    assert set(found) == {0, 40} and len(plain) == 2 and plain[0] == FIRST_TREES // 4 + PROBE_STEPS
 
 
 def test_where_drafts_do_not_pay_k_max_is_zero_but_for_probes() -> None:
@@ -108,6 +108,14 @@ def test_what_the_drafter_missed_must_be_earned_back() -> None:
             economy.observe(first._replace(num_prompt_tokens=500), Feedback(nothing))
         chosen.append(economy.budget(first._replace(step=PROBE_STEPS - 1)).k_max)
     assert chosen[0] > 0 == chosen[1]
+
+
+def test_to_begin_drafting_takes_a_clear_gain_also_at_the_start() -> None:
+    """A sure node is worth 2 % of a step: enough to go on with, and too little to begin with."""
+    narrow = CostTable((1, 2), (0,), ((1.0,), (1.87,)), DraftingCost.constant(0.0), {})
+    assert run(narrow, 1, FIRST_TREES + 1, branching=1, max_depth=1, live_acceptance="off")[-1] == 0
+    cheaper = replace(narrow, seconds=((1.0,), (1.7,)))
+    assert run(cheaper, 1, FIRST_TREES + 1, branching=1, max_depth=1, live_acceptance="off")[-1] > 0
 
 
 def test_k_max_ends_where_the_curve_steps_up() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from echo_sched.scheduler.adapt import REFIT_READINGS
+from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.scheduler.explore import explores
 from echo_sched.scheduler.live import LiveScheduler
 from echo_sched.scheduler.plan import Feedback, Load, Plan
@@ -133,3 +134,16 @@ def test_readings_outlive_a_change_of_policy_and_changes_are_counted() -> None:
     run(live, 20)
     assert live.state.drift == before and live.state.policy == "off"
     assert (live.state.num_policy_changes, live.state.num_k_max_changes, live.state.num_steps) == (1, 1, 40)
+
+
+def test_the_shift_of_chances_is_shown_by_depth_while_they_have_one() -> None:
+    cost = CostTable((1, 100), (0,), ((1.0,), (1.1,)), DraftingCost.constant(0.01), {})
+    priced = replace(PROFILE, cost=cost)
+    live = LiveScheduler(make_policy(PolicySettings(), priced), priced, explore=0.0, adapt=False, seed=3)
+    run(live, 40, cut=2.0)  # nothing is ever accepted
+    shift = live.state.acceptance_shift
+    assert sorted(shift) == list(range(1, PolicySettings().max_depth + 1)) and shift[1] < -1.0
+    load = Load(4, 41)
+    live.change(make_policy(PolicySettings(live_acceptance="off"), priced), {}, explore=0.0, adapt=False)
+    live.observe(load, live.plan(load), Feedback(drive(live.plan(load), [9] * 4, lambda request, path: []).report))
+    assert live.state.acceptance_shift == {}

@@ -53,6 +53,7 @@ class Allocation:
         # reranks. In no order.
         self._best_chances, self._best_worths = np.zeros(0), np.zeros(0)
         self.active: BoolArray = (self._caps > 0) & (self._shares > 0)  # [B] requests whose trees go on
+        self._frontier = float(self.active.sum())  # chances of the nodes whose children come next
         self._goes_on = self._account.room(1) > 0
 
     @property
@@ -73,6 +74,7 @@ class Allocation:
         chance = np.minimum(self._level.chance[row], chance)
         order = best_first(candidates, chance, self._fairness.weight)
         candidates, row, chance = candidates.take(order), row[order], chance[order]
+        self._note_family(row, chance)
         decision = self._read_gate(candidates, row)
         self._note_seen(candidates, chance)
         offered = self._offered(candidates, decision)
@@ -91,6 +93,7 @@ class Allocation:
         served = mask(len(self._caps), candidates.request[bought])
         self.active = served & (self._caps > self._depth) & (self._account.num_nodes < self._limits)
         frontier = chance[bought][self.active[candidates.request[bought]]]
+        self._frontier = float(frontier.sum())
         self._goes_on = self._account.room(self._depth + 1) > 0 and self._next_level_pays(frontier)
         return Grant(candidates.take(bought), numbers[bought], self.active)
 
@@ -113,6 +116,12 @@ class Allocation:
         # The root has S = 0 and would never stop, so at depth 1 a branch is judged by its own first node.
         judged: FloatArray = candidates.path_logp if self._depth == 1 else self._level.path_logp[frontier_row]
         return read_gate(self._plan.gate_rule(self._depth), candidates, judged, len(self._caps))
+
+    def _note_family(self, frontier_row: IntArray, chance: FloatArray) -> None:
+        """Rows of the candidates' parents and chances [C], best first."""
+        likeliest = np.zeros(len(self._level.chance))
+        likeliest[frontier_row[::-1]] = chance[::-1]  # of entries for one place the last stays
+        self._tally.note_family(self._frontier, float(likeliest.sum()))
 
     def _note_seen(self, candidates: Offers, chance: FloatArray) -> None:
         self._num_seen = self._num_seen + np.bincount(candidates.request, minlength=len(self._caps))

@@ -15,7 +15,8 @@ earned back within RETURN_STEPS steps. K_max changes only for a better rate by M
 steps unless the batch moves; for plain decoding as good a rate is enough. Nothing is learned of what is never tried, so
 some steps do what is not planned: where plain decoding is, they draft, for few requests; else they spend nothing or
 twice K_max, in turn; the less often, the longer it was of no use. What forwards take is corrected by what they took
-(live_cost.py), and chances by what was accepted (live_acceptance.py). Without a measured cost table there is no
+(live_cost.py), chances by what was accepted (live_acceptance.py), and what a further level may be hoped to bring by
+what such levels brought (continuation.py). Without a measured cost table there is no
 economy: K_max is as set and nothing has a price. Knows no policy.
 """
 
@@ -24,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
+from echo_sched.scheduler.continuation import Continuation
 from echo_sched.scheduler.cost import CostTable
 from echo_sched.scheduler.gains import Gains
 from echo_sched.scheduler.live_acceptance import LiveAcceptance
@@ -60,10 +62,10 @@ class Economy:
         self._agreement: LiveAcceptance | None = None  # None: nothing has a price, or chances stay the profile's
         if settings.live_acceptance == "on" and settings.price == "on" and self._cost is not None:
             self._agreement = LiveAcceptance(self._acceptance, settings.max_depth)
-        self._continuation = _continuation(profile, settings.max_depth)
+        self._continuation = Continuation(profile, settings.max_depth)
         self._gains = Gains()
         self._missed = 0.0  # committed tokens that the drafter was not fed
-        self._k_max = settings.k_max
+        self._k_max = -1  # nothing is chosen yet
         self._changed_at = (-HOLD_STEPS, 0)  # (step, batch size)
         self._probe = _Probe(PROBE_STEPS, PROBE_STEPS, plain=True)
         self._planned = Budget(settings.k_max, None)
@@ -142,6 +144,8 @@ class Economy:
         report, seconds = feedback.report, feedback.verify_seconds
         if self._agreement is not None and feedback.accepted is not None:
             self._agreement.observe(load.temperature, report.chances, feedback.accepted)
+            if report.num_levels:
+                self._continuation.observe(report)
         if isinstance(self._cost, LiveCost) and seconds is not None:
             num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
             surprise = self._cost.observe(num_tokens, load.num_cached_tokens, seconds)
@@ -163,11 +167,11 @@ class Economy:
             start_seconds=drafting.start(load.num_requests) + fed * drafting.pair_seconds,
             level_seconds=drafting.level(load.num_requests),
             max_seconds=np.inf if stretch is None else (1.0 + stretch) * alone,
-            continuation=self._continuation,
+            continuation=self._continuation.shares,
         )
 
     def _best_k_max(self, load: Load) -> int:
-        """The present K_max or a clearly better one; 0 where nothing is better, or clearly better where it is 0 now.
+        """The present K_max or a clearly better one; 0 where nothing is better, or clearly better than 0 to begin with.
 
         Of equals the least. A step need not buy what it drafted, so drafting is worth more than its rate says.
         """
@@ -177,9 +181,10 @@ class Economy:
         drafting = np.where(nodes > 0, price.start_seconds + levels * price.level_seconds, 0.0)
         rates = (load.num_requests + gain) / (price.verify_seconds + drafting)
         best = int(np.argmax(rates))
-        if rates[best] <= rates[0] * (1.0 if self._k_max else MIN_GAIN):
+        drafts = self._k_max > 0
+        if rates[best] <= rates[0] * (1.0 if drafts else MIN_GAIN):
             return 0
-        return best if rates[best] > MIN_GAIN * rates[self._k_max] else self._k_max
+        return best if not drafts or rates[best] > MIN_GAIN * rates[self._k_max] else self._k_max
 
 
 class Budget(NamedTuple):
@@ -196,13 +201,3 @@ class _Probe(NamedTuple):
     due: int  # step
     pause: int  # steps since the one before
     plain: bool  # drafts nothing, where drafts are planned
-
-
-def _continuation(profile: Profile, max_depth: int) -> tuple[float, ...]:
-    """[max_depth] how likely the accepted path goes on to each depth from the one above; 1 where nobody measured."""
-    reached = {row.depth: row.acceptance for row in profile.depths}
-    shares = []
-    for depth in range(1, max_depth + 1):
-        here, above = reached.get(depth), reached.get(depth - 1, 1.0 if depth == 1 else None)
-        shares.append(min(1.0, here / above) if here is not None and above else 1.0)
-    return tuple(shares)

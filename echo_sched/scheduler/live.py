@@ -16,6 +16,7 @@ from echo_sched.scheduler.explore import explores, ungated
 from echo_sched.scheduler.plan import Feedback, Load, Plan
 from echo_sched.scheduler.policy import Policy
 from echo_sched.scheduler.profile import Profile
+from echo_sched.tree import FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,9 @@ class LiveState(NamedTuple):
     num_policy_changes: int
     num_refits: int
     drift: tuple[DepthDrift, ...]
+    # depth -> log odds by which chances differ from the profile's curves, mean over the requests of the latest step
+    # that had any; {}: they do not
+    acceptance_shift: dict[int, float]
 
 
 class Scheduling(NamedTuple):
@@ -58,6 +62,7 @@ class LiveScheduler:
         self._set: dict[int, float | None] = {}
         self._thresholds: dict[int, float] = {}  # of the latest plan that reads any
         self._k_max: int | None = None  # of the latest decoding step
+        self._log_odds: FloatArray | None = None  # [B, max_depth] of the same
         self._num_steps = self._num_explored = self._num_refits = 0
         self._num_k_max_changes = self._num_policy_changes = 0
 
@@ -82,6 +87,7 @@ class LiveScheduler:
             self._num_steps += 1
             self._num_k_max_changes += self._k_max not in (None, plan.k_max)
             self._k_max = plan.k_max
+            self._log_odds = plan.acceptance.log_odds
         self.policy.observe(load, feedback._replace(explored=plan.explored))
         if not plan.explored:
             return
@@ -107,6 +113,7 @@ class LiveScheduler:
             num_policy_changes=self._num_policy_changes,
             num_refits=self._num_refits,
             drift=self._drift.depths,
+            acceptance_shift={} if self._log_odds is None else _by_depth(self._log_odds),
         )
 
     def _with_set_thresholds(self, plan: Plan) -> Plan:
@@ -121,3 +128,7 @@ class LiveScheduler:
                 logger.info("depth %d: threshold %.3f becomes %.3f", depth, self._thresholds[depth], threshold)
                 self._set = {**self._set, depth: threshold}
                 self._num_refits += 1
+
+
+def _by_depth(log_odds: FloatArray) -> dict[int, float]:
+    return dict(enumerate(log_odds.mean(axis=0).tolist(), start=1))

@@ -20,7 +20,7 @@ import numpy as np
 
 from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.order import mask
-from echo_sched.tree import FloatArray, IntArray
+from echo_sched.tree import BoolArray, FloatArray, IntArray
 
 TEMPERATURES = (0.0, 0.5, 0.85)  # upper ends of the buckets but the last; greedy requests have one of their own
 FIRST = 8.0  # information in the curve: 32 nodes at even odds
@@ -49,7 +49,7 @@ class LiveAcceptance:
         bucket = _buckets(temperature, len(expected))
         request, depth = np.nonzero(expected)
         chance = np.minimum(expected[request, depth], 1.0)
-        reached = np.asarray(accepted, np.int64)[request] > depth
+        reached: BoolArray = np.asarray(accepted, np.int64)[request] > depth
         cell = bucket[request] * self.shift.shape[1] + depth
         gradient, information = self._summed(cell, reached - chance), self._summed(cell, chance * (1.0 - chance))
         # A large batch says more at once than is remembered.
@@ -60,8 +60,7 @@ class LiveAcceptance:
 
     def _summed(self, cell: IntArray, values: FloatArray) -> FloatArray:
         """Like `shift`: values [n] of cells, which are numbered row by row."""
-        summed: FloatArray = np.bincount(cell, values, self.shift.size).reshape(self.shift.shape)
-        return summed
+        return np.bincount(cell, values, self.shift.size).astype(np.float64).reshape(self.shift.shape)
 
 
 def _buckets(temperature: FloatArray | None, num_requests: int) -> IntArray:

@@ -156,6 +156,8 @@ class AllocationReport:
     deepened: dict[int, int]  # depth beyond the target depth -> nodes granted while growing
     seen: Seen  # [num_offered] every candidate; nodes as numbered while growing
     chances: FloatArray  # [B, max_depth] of the nodes to be verified at each depth, summed
+    parents: FloatArray  # [num_levels] chances of the nodes whose children were drafted, summed
+    children: FloatArray  # [num_levels] chances of the likeliest child of each of these, summed
     readings: GateReadings
 
     @property

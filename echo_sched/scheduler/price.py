@@ -21,7 +21,7 @@ class Price(NamedTuple):
     prompt_seconds: float  # what the prompt chunks add to it, whether anybody drafts or not
     start_seconds: float  # of a step that drafts, beside its levels
     level_seconds: float  # drafting one level
-    continuation: tuple[float, ...]  # [max_depth] share of a node's chance that its children at that depth keep
+    continuation: FloatArray  # [max_depth] share of a node's chance that its children at that depth keep
     max_seconds: float = np.inf  # of forward and drafting together
 
     def drafting_seconds(self, num_levels: int) -> float:

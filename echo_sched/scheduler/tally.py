@@ -25,6 +25,8 @@ class Tally:
         self._budget_truncated = np.zeros(num_requests, np.int64)
         self._price_truncated = np.zeros(num_requests, np.int64)
         self._deepened: dict[int, int] = {}
+        self._parents: list[float] = []
+        self._children: list[float] = []
         self._log = ReadingLog()
 
     def note_level(
@@ -40,6 +42,11 @@ class Tally:
         self._price_truncated[affords & ~gets] = depth
         if depth > self._plan.target_depth and served.size:
             self._deepened[depth] = served.size
+
+    def note_family(self, parents: float, children: float) -> None:
+        """A level was drafted below nodes of so much chance together; so much have their likeliest children."""
+        self._parents.append(parents)
+        self._children.append(children)
 
     def report(self, depth: int, num_nodes: IntArray, seen: Seen, chances: FloatArray) -> AllocationReport:
         """Where it stands after `depth` levels. num_nodes [B]; chances [B, max_depth]: of the nodes, summed."""
@@ -58,5 +65,7 @@ class Tally:
             deepened=dict(self._deepened),
             seen=seen,
             chances=chances,
+            parents=np.array(self._parents),
+            children=np.array(self._children),
             readings=self._log.readings,
         )
