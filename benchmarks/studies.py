@@ -1,7 +1,7 @@
 """The studies behind docs/results.md: plain data, one command each (`python -m benchmarks.study NAME`).
 
-Requests per concurrency and tokens per answer are sized for three hours altogether on two CPU cores without bfloat16
-units. Where answers end at different times few requests are left in the end, which costs whoever speculates most: the
+Requests per concurrency and tokens per answer are sized for two hours altogether on two CPU cores with bfloat16 units,
+for three times as long without. Where answers end at different times few requests are left in the end, which costs whoever speculates most: the
 more waves of requests, the less it counts.
 """
 
@@ -31,7 +31,7 @@ BARS = Study(
     (
         Group(
             ("off", "echo", "best-tree"),
-            {1: 5, 4: 12, 8: 16, 16: 24, 32: 36, 64: 64},
+            {1: 6, 4: 20, 8: 32, 16: 56, 32: 80, 64: 128},
         ),
     ),
     max_new_tokens=40,
@@ -59,7 +59,7 @@ CONTROLS = Study(
         Group(
             ("off", UNPRICED, *(f"{UNPRICED}:{change}" for change in ABLATIONS), PRICED,
              *(f"{PRICED}:{change}" for change in PRICED_ABLATIONS)),
-            {8: 16},
+            {8: 24},
         ),
     ),
     max_new_tokens=32,
@@ -76,17 +76,17 @@ K_MAX = Study(
                 *(f"echo:price=off:k_max_rule=fixed:k_max={nodes}" for nodes in (0, 4, 8, 16, 32, 64, 128)),
                 "echo:k_max=128",
             ),
-            {4: 12, 16: 24},
+            {4: 12, 16: 32},
         ),
     ),
     max_new_tokens=24,
-    num_repeats=2,
+    num_repeats=5,
 )
 
 READY = Study(
     "ready",
     "What does it cost to keep the drafter ready in steps that draft nothing?",
-    (Group(("off", "table:shapes=1="), {1: 3, 8: 16, 32: 32}),),  # its table drafts nothing for any batch
+    (Group(("off", "table:shapes=1="), {1: 6, 8: 24, 32: 64}),),  # its table drafts nothing for any batch
     max_new_tokens=32,
     num_repeats=5,
 )
@@ -95,7 +95,7 @@ TEMPERATURE = Study(
     "temperature",
     "What is left of the gain when tokens are sampled?",
     tuple(
-        Group(("off", "echo", "echo:live_acceptance=off"), {4: 10, 16: 24}, f"T={temperature:g}", temperature)
+        Group(("off", "echo", "echo:live_acceptance=off"), {4: 16, 16: 48}, f"T={temperature:g}", temperature)
         for temperature in (0.0, 0.7, 1.0)
     ),
     max_new_tokens=32,
@@ -109,14 +109,14 @@ DOMAINS = Study(
     tuple(
         Group(
             ("off", *(f"{base}@{fitted}" for base, fitted in product((UNPRICED, PRICED), ("maths", "chat")))),
-            {8: 16},
+            {8: 24},
             name,
             sets=sets,
         )
         for name, sets in (("maths", ("gsm8k",)), ("chat", ("mt-bench",)))
     ),
     max_new_tokens=32,
-    num_repeats=3,
+    num_repeats=5,
 )
 
 EQUALITY = Study(
