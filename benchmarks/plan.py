@@ -1,5 +1,6 @@
 """Which arms run on which requests, and in what order: fair to all of them. Knows no command line and no files."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -75,6 +76,7 @@ class Plan:
     ) -> dict[str, Trial]:
         """A trial of every arm, by name in the block's order; each arm is warmed up, and the first in some repeat."""
         arms = in_turn(block.arms, repeat)
+        gc.collect()  # engines of the block before refer to themselves, and their KV is large
         if self.turn_seconds:
             runs = {arm.name: self._begin(engine.beside(arm.config), repeat, block, arm, on_finish) for arm in arms}
             serve_in_turns([run.loop for run in runs.values()], self.turn_seconds)

@@ -1,8 +1,8 @@
 """The studies behind docs/results.md: plain data, one command each (`python -m benchmarks.study NAME`).
 
 Requests per concurrency and tokens per answer are sized for two hours altogether on two CPU cores with bfloat16 units,
-for three times as long without. Where answers end at different times few requests are left in the end, which costs whoever speculates most: the
-more waves of requests, the less it counts.
+three times as long without. Where answers end at different times few requests are left in the end, which costs whoever
+speculates most: the more waves of requests, the less it counts.
 """
 
 from itertools import product
@@ -31,10 +31,10 @@ BARS = Study(
     (
         Group(
             ("off", "echo", "best-tree"),
-            {1: 6, 4: 20, 8: 32, 16: 56, 32: 80, 64: 128},
+            {1: 4, 4: 10, 8: 16, 16: 32, 32: 64, 64: 128},
         ),
     ),
-    max_new_tokens=40,
+    max_new_tokens=64,
     num_repeats=5,
     num_margins=8,
 )

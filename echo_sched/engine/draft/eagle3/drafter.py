@@ -9,7 +9,6 @@ Features wait until then, so that steps without drafting cost memory only. Knows
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -20,6 +19,7 @@ from echo_sched.engine.attention import AttentionPlan, packed_attention
 from echo_sched.engine.draft.children import offer_children
 from echo_sched.engine.draft.eagle3.checkpoint import fingerprint
 from echo_sched.engine.draft.eagle3.head import Eagle3Head
+from echo_sched.engine.draft.eagle3.request_draft import Pairs, RequestDraft
 from echo_sched.engine.kv import KVCache
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers, Segment, pack
 from echo_sched.types import Request
@@ -27,22 +27,6 @@ from echo_sched.types import Request
 # Pairs per step. A row of the draft layer costs a small part of a target's row, so this weighs about as much as one
 # prompt chunk; whoever is further behind catches up over several steps and drafts nothing until then.
 MAX_EXTEND_ROWS = 2048
-
-
-@dataclass
-class _Draft:
-    """What is known of one request."""
-
-    slot: int
-    pending: list[Tensor] = field(default_factory=list)  # features [n, feature_size] not fed yet, by position
-    root: Tensor | None = None  # [hidden] the layer's output for the last pair; None until all pairs are fed
-    output: dict[int, int] = field(default_factory=dict)  # node (or ROOT) -> its row in the drafter's outputs
-    row: dict[int, int] = field(default_factory=lambda: {ROOT: -1})  # node -> its place in the slot's tail
-    tail: list[int] = field(default_factory=list)  # parents of the rows behind the pairs
-
-    @property
-    def num_pending(self) -> int:
-        return sum(len(features) for features in self.pending)
 
 
 class Eagle3Drafter:
@@ -67,12 +51,12 @@ class Eagle3Drafter:
         self._target_ids = head.target_ids
         self._coupled = coupled
         self._max_extend_rows = max_extend_rows
-        self._drafts: dict[str, _Draft] = {}
-        self._outputs = embeddings.new_empty(0, head.config.hidden_size)  # of this step's rows, see _Draft.output
+        self._drafts: dict[str, RequestDraft] = {}
+        self._outputs = embeddings.new_empty(0, head.config.hidden_size)  # of this step's rows, see RequestDraft.output
 
     def begin(self, request: Request) -> None:
         if request.params.speculation:
-            self._drafts[request.request_id] = _Draft(self.kv.allocate())
+            self._drafts[request.request_id] = RequestDraft(self.kv.allocate())
 
     def release(self, request: Request) -> None:
         draft = self._drafts.pop(request.request_id, None)
@@ -111,22 +95,42 @@ class Eagle3Drafter:
                 roots.append(draft.root)
         self._outputs = torch.stack(roots) if roots else self._outputs[:0]
 
-    def _feed(self, fed: Sequence[tuple[Request, _Draft, int]]) -> None:
-        """Run the layer over the next `count` pairs of each request, and keep their KV."""
+    def _feed(self, fed: Sequence[tuple[Request, RequestDraft, int]]) -> None:
+        """Keep the KV of the next `count` pairs of each request. Only of a request's last pair the output is read."""
         if not fed:
             return
-        segments, hidden = [], []
+        hidden = self.head.fuse(torch.cat([draft.take(count) for _, draft, count in fed]))
+        passed, last = [], []  # (slot, tokens, rows of `hidden`)
+        num_rows = 0
         for request, draft, count in fed:
             first = self.kv.length(draft.slot)
-            tokens = _tokens(request, first + 1, first + 1 + count)
-            segments.append(Segment(draft.slot, first, tokens, range(-1, count - 1), 1))
-            features = draft.pending[0] if len(draft.pending) == 1 else torch.cat(draft.pending)
-            hidden.append(features[:count])
-            draft.pending = [features[count:]] if count < len(features) else []
-        outputs, last = self._forward(segments, self.head.fuse(torch.cat(hidden)))
-        self.kv.commit([(segment.slot, range(len(segment.tokens))) for segment in segments])
-        for (_, draft, _), root in zip(fed, outputs[last], strict=True):
-            draft.root = None if draft.pending else root
+            tokens, rows = _tokens(request, first + 1, first + 1 + count), range(num_rows, num_rows + count)
+            num_passed = count if draft.pending else count - 1
+            passed.append(Pairs(draft.slot, tokens[:num_passed], rows[:num_passed]))
+            if not draft.pending:
+                last.append((draft, Pairs(draft.slot, tokens[-1:], rows[-1:])))
+            num_rows += count
+        self._pass([pairs for pairs in passed if pairs.tokens], hidden)
+        if last:
+            segments = [Segment(p.slot, self.kv.length(p.slot), p.tokens, [-1], 0) for _, p in last]
+            at = torch.tensor([row for _, pairs in last for row in pairs.rows], device=hidden.device)
+            outputs, _ = self._forward(segments, hidden[at])
+            self.kv.commit([(segment.slot, [0]) for segment in segments])
+            for (draft, _), root in zip(last, outputs, strict=True):
+                draft.root = root
+
+    def _pass(self, passed: Sequence[Pairs], hidden: Tensor) -> None:
+        """Keep the KV of pairs whose own output nobody reads. hidden [N, hidden], of which `rows` are theirs."""
+        if not passed:
+            return
+        token = [token for pairs in passed for token in pairs.tokens]
+        slot = [pairs.slot for pairs in passed for _ in pairs.tokens]
+        position = [self.kv.length(pairs.slot) + place for pairs in passed for place in range(len(pairs.tokens))]
+        row = [row for pairs in passed for row in pairs.rows]
+        at = torch.tensor([token, slot, position, row], device=hidden.device)
+        key, value = self.head.key_value(embedding(at[0], self._embeddings)[None], hidden[at[3]][None], at[2][None])
+        self.kv.append(0, at[1], at[2], key[0].transpose(0, 1), value[0].transpose(0, 1))
+        self.kv.commit([(pairs.slot, range(len(pairs.tokens))) for pairs in passed])
 
     @torch.inference_mode()
     def expand(
@@ -150,7 +154,7 @@ class Eagle3Drafter:
         logits, places = self.head.logits(self._outputs[rows]), [(index, node) for index, node, _ in nodes]
         return offer_children(requests, trees, places, logits, self._target_ids, max_children, coupled=self._coupled)
 
-    def _compute(self, trees: Sequence[DraftTree], nodes: Sequence[tuple[int, int, _Draft]]) -> None:
+    def _compute(self, trees: Sequence[DraftTree], nodes: Sequence[tuple[int, int, RequestDraft]]) -> None:
         """Run the layer over nodes whose parents have been: hidden is the parent's output, the token the node's."""
         by_request: dict[int, list[int]] = {}
         for index, node, _ in nodes:

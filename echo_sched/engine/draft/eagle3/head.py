@@ -93,6 +93,10 @@ class Eagle3Head(nn.Module):
         """
         return self.midlayer(embeddings, hidden, position_ids, attention)  # type: ignore[no-any-return]
 
+    def key_value(self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """What later rows attend to, of rows whose own output nobody reads: [B, Hkv, N, d] each, positions in keys."""
+        return self.midlayer.key_value(embeddings, hidden, position_ids)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of draft tokens from the layer's output: [..., hidden] -> [..., draft_vocab]."""
         return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
@@ -113,9 +117,14 @@ class DecoderLayer(nn.Module):
     def forward(self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor, attention: Attention) -> Tensor:
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
-        rows = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
-        residual = residual + self.self_attn(rows, position_ids, attention)
+        residual = residual + self.self_attn(self._rows(embeddings, normed), position_ids, attention)
         return residual + self.mlp(self.post_attention_layernorm(residual))  # type: ignore[no-any-return]
+
+    def key_value(self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.self_attn.key_value(self._rows(embeddings, self.hidden_norm(hidden)), position_ids)
+
+    def _rows(self, embeddings: Tensor, normed: Tensor) -> Tensor:
+        return torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
 
 
 class SelfAttention(nn.Module):
@@ -135,16 +144,25 @@ class SelfAttention(nn.Module):
         self._frequencies, self._amplitude = _rotary(config)
 
     def forward(self, rows: Tensor, position_ids: Tensor, attention: Attention) -> Tensor:
-        heads = (*rows.shape[:-1], -1, self.head_dim)
-        query, key, value = (
-            projection(rows).view(heads).transpose(1, 2) for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self._frequencies.device != rows.device:
-            self._frequencies = self._frequencies.to(rows.device)
-        angles = position_ids[:, None, :, None].float() * self._frequencies  # [B, 1, N, d / 2]
-        cos, sin = ((f(angles) * self._amplitude).to(rows.dtype) for f in (torch.cos, torch.sin))
+        cos, sin = self._turn(rows, position_ids)
+        query, key, value = map(self._heads, (self.q_proj(rows), self.k_proj(rows), self.v_proj(rows)))
         mixed = attention(_rotate(query, cos, sin), _rotate(key, cos, sin), value)
         return self.o_proj(mixed.flatten(-2))  # type: ignore[no-any-return]
+
+    def key_value(self, rows: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = map(self._heads, (self.k_proj(rows), self.v_proj(rows)))
+        return _rotate(key, *self._turn(rows, position_ids)), value
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        """[B, N, heads * d] -> [B, heads, N, d]"""
+        return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+    def _turn(self, rows: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of each row's angles: [B, 1, N, d / 2]."""
+        if self._frequencies.device != rows.device:
+            self._frequencies = self._frequencies.to(rows.device)
+        angles = position_ids[:, None, :, None].float() * self._frequencies
+        return tuple((f(angles) * self._amplitude).to(rows.dtype) for f in (torch.cos, torch.sin))  # type: ignore[return-value]
 
 
 class GatedMLP(nn.Module):
