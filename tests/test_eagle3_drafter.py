@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from echo_sched.engine.draft.eagle3 import TargetShape, load_head
-from echo_sched.engine.draft.eagle3.drafter import Eagle3Drafter
+from echo_sched.engine.draft.eagle3.drafter import FEW_PAIRS, Eagle3Drafter
 from echo_sched.engine.kv import KVCache, KVShape
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers
 from echo_sched.types import Request, SamplingParams
@@ -160,11 +160,18 @@ class Session:
             self.seen[f"depth {len(tree.path(node)) + 1}"] += 1
 
 
-def session(folder: Path, variant: str = "original", *, seed: int = 0, **settings: Any) -> Session:
+def session(
+    folder: Path,
+    variant: str = "original",
+    *,
+    seed: int = 0,
+    prompt_lens: tuple[int, ...] = (9, 1, FEW_PAIRS + 8),
+    **settings: Any,
+) -> Session:
     config, making = VARIANTS[variant]
     tensors = head_tensors(config, **making)
     drafter = make_drafter(folder, config, tensors, **settings)
-    return Session(drafter, StraightHead(config, tensors, EMBEDDINGS), (9, 1, 16), seed)
+    return Session(drafter, StraightHead(config, tensors, EMBEDDINGS), prompt_lens, seed)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -184,7 +191,7 @@ def test_skipped_steps_are_caught_up_exactly(tmp_path: Path) -> None:
 
 def test_whoever_is_far_behind_drafts_nothing_until_it_has_caught_up(tmp_path: Path) -> None:
     """Six pairs a step: the request that is one step behind is served first, the long prompt takes what is left."""
-    run = session(tmp_path, max_extend_rows=6)
+    run = session(tmp_path, prompt_lens=(9, 1, 16), max_extend_rows=6)
     first, _, last = run.followers
     for _ in range(4):
         run.step(draft=False, chunk=16)

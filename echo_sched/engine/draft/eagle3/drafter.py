@@ -27,6 +27,7 @@ from echo_sched.types import Request
 # Pairs per step. A row of the draft layer costs a small part of a target's row, so this weighs about as much as one
 # prompt chunk; whoever is further behind catches up over several steps and drafts nothing until then.
 MAX_EXTEND_ROWS = 2048
+FEW_PAIRS = 16  # of a request, which cost less in the forward that computes its last one than apart from it
 
 
 class Eagle3Drafter:
@@ -100,27 +101,35 @@ class Eagle3Drafter:
         if not fed:
             return
         hidden = self.head.fuse(torch.cat([draft.take(count) for _, draft, count in fed]))
-        passed, last = [], []  # (slot, tokens, rows of `hidden`)
+        passed, ending = [], []
         num_rows = 0
         for request, draft, count in fed:
             first = self.kv.length(draft.slot)
             tokens, rows = _tokens(request, first + 1, first + 1 + count), range(num_rows, num_rows + count)
-            num_passed = count if draft.pending else count - 1
+            num_passed = count if draft.pending else count - 1 if count > FEW_PAIRS else 0
             passed.append(Pairs(draft.slot, tokens[:num_passed], rows[:num_passed]))
             if not draft.pending:
-                last.append((draft, Pairs(draft.slot, tokens[-1:], rows[-1:])))
+                ending.append((draft, Pairs(draft.slot, tokens[num_passed:], rows[num_passed:])))
             num_rows += count
         self._pass([pairs for pairs in passed if pairs.tokens], hidden)
-        if last:
-            segments = [Segment(p.slot, self.kv.length(p.slot), p.tokens, [-1], 0) for _, p in last]
-            at = torch.tensor([row for _, pairs in last for row in pairs.rows], device=hidden.device)
-            outputs, _ = self._forward(segments, hidden[at])
-            self.kv.commit([(segment.slot, [0]) for segment in segments])
-            for (draft, _), root in zip(last, outputs, strict=True):
-                draft.root = root
+        self._end(ending, hidden)
+
+    def _end(self, ending: Sequence[tuple[RequestDraft, Pairs]], hidden: Tensor) -> None:
+        """Run the layer over the last pairs of requests that have caught up. `rows` are of hidden [N, hidden]."""
+        if not ending:
+            return
+        segments = [
+            Segment(pairs.slot, self.kv.length(pairs.slot), pairs.tokens, range(-1, len(pairs.tokens) - 1), 1)
+            for _, pairs in ending
+        ]
+        at = torch.tensor([row for _, pairs in ending for row in pairs.rows], device=hidden.device)
+        outputs, last = self._forward(segments, hidden[at])
+        self.kv.commit([(segment.slot, range(len(segment.tokens))) for segment in segments])
+        for (draft, _), root in zip(ending, outputs[last], strict=True):
+            draft.root = root
 
     def _pass(self, passed: Sequence[Pairs], hidden: Tensor) -> None:
-        """Keep the KV of pairs whose own output nobody reads. hidden [N, hidden], of which `rows` are theirs."""
+        """Keep the KV of pairs whose own output nobody reads. `rows` are of hidden [N, hidden]."""
         if not passed:
             return
         token = [token for pairs in passed for token in pairs.tokens]
