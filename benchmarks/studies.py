@@ -31,10 +31,10 @@ BARS = Study(
     (
         Group(
             ("off", "echo", "best-tree"),
-            {1: 4, 4: 10, 8: 16, 16: 32, 32: 64, 64: 128},
+            {1: 4, 4: 12, 8: 24, 16: 40, 32: 64, 64: 112},
         ),
     ),
-    max_new_tokens=64,
+    max_new_tokens=48,
     num_repeats=5,
     num_margins=8,
 )

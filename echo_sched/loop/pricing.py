@@ -20,7 +20,8 @@ from echo_sched.scheduler.cost import CostTable, DraftingCost
 
 logger = logging.getLogger(__name__)
 
-NUM_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+# Rows per tile of matrix units is 16: both sides of the first two steps are measured.
+NUM_TOKENS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 64, 96, 128, 192, 256, 384)
 CACHED_TOKENS = (256, 2048, 8192)
 NUM_REPEATS = 3
 # What must be the same for seconds to be worth anything.
