@@ -76,7 +76,7 @@ K_MAX = Study(
                 *(f"echo:price=off:k_max_rule=fixed:k_max={nodes}" for nodes in (0, 4, 8, 16, 32, 64, 128)),
                 "echo:k_max=128",
             ),
-            {4: 12, 16: 32},
+            {4: 8, 16: 24},
         ),
     ),
     max_new_tokens=24,
@@ -86,8 +86,8 @@ K_MAX = Study(
 READY = Study(
     "ready",
     "What does it cost to keep the drafter ready in steps that draft nothing?",
-    (Group(("off", "table:shapes=1="), {1: 6, 8: 24, 32: 64}),),  # its table drafts nothing for any batch
-    max_new_tokens=32,
+    (Group(("off", "table:shapes=1="), {1: 4, 8: 16, 32: 64}),),  # its table drafts nothing for any batch
+    max_new_tokens=24,
     num_repeats=5,
 )
 
@@ -95,10 +95,10 @@ TEMPERATURE = Study(
     "temperature",
     "What is left of the gain when tokens are sampled?",
     tuple(
-        Group(("off", "echo", "echo:live_acceptance=off"), {4: 16, 16: 48}, f"T={temperature:g}", temperature)
+        Group(("off", "echo", "echo:live_acceptance=off"), {4: 12, 16: 32}, f"T={temperature:g}", temperature)
         for temperature in (0.0, 0.7, 1.0)
     ),
-    max_new_tokens=32,
+    max_new_tokens=24,
     num_repeats=5,
     num_margins=8,
 )
@@ -109,7 +109,7 @@ DOMAINS = Study(
     tuple(
         Group(
             ("off", *(f"{base}@{fitted}" for base, fitted in product((UNPRICED, PRICED), ("maths", "chat")))),
-            {8: 24},
+            {8: 16},
             name,
             sets=sets,
         )
