@@ -134,11 +134,13 @@ class Eagle3Drafter:
             return
         token = [token for pairs in passed for token in pairs.tokens]
         slot = [pairs.slot for pairs in passed for _ in pairs.tokens]
-        position = [self.kv.length(pairs.slot) + place for pairs in passed for place in range(len(pairs.tokens))]
+        firsts = [self.kv.length(pairs.slot) for pairs in passed]
+        position = [first + n for first, pairs in zip(firsts, passed, strict=True) for n in range(len(pairs.tokens))]
         row = [row for pairs in passed for row in pairs.rows]
         at = torch.tensor([token, slot, position, row], device=hidden.device)
         key, value = self.head.key_value(embedding(at[0], self._embeddings)[None], hidden[at[3]][None], at[2][None])
-        self.kv.append(0, at[1], at[2], key[0].transpose(0, 1), value[0].transpose(0, 1))
+        layer = self.head.midlayer.self_attn.layer_idx
+        self.kv.append(layer, at[1], at[2], key[0].transpose(0, 1), value[0].transpose(0, 1))
         self.kv.commit([(pairs.slot, range(len(pairs.tokens))) for pairs in passed])
 
     @torch.inference_mode()
