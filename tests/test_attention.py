@@ -73,22 +73,29 @@ def dense(
     st.sampled_from([None, 1, 5]),
     st.sampled_from([None, 0.5]),
     st.integers(0, 9),
+    st.integers(0, 3),
 )
-def test_packed_equals_dense(
+def test_packed_equals_dense_whatever_rows_of_nothing_follow(
     parts: list[tuple[list[int], int]],
     slots: list[int],
     exact: bool,
     window: int | None,
     softcap: float | None,
     seed: int,
+    num_more: int,
 ) -> None:
     tree, kv = build(parts, slots, seed)
-    query = torch.randn(1, HEADS, tree.num_rows, WIDTH, dtype=torch.float64)
-    key, value = torch.randn(2, 1, KV_HEADS, tree.num_rows, WIDTH, dtype=torch.float64)
+    num_rows = tree.num_rows
+    query = torch.randn(1, HEADS, num_rows + num_more, WIDTH, dtype=torch.float64)
+    key, value = torch.randn(2, 1, KV_HEADS, num_rows + num_more, WIDTH, dtype=torch.float64)
+    for rows in (query, key, value):
+        rows[:, :, num_rows:] = torch.nan
     plan = AttentionPlan(tree, kv, exact=exact, device=CPU)
     form: dict[str, Any] = {"scaling": 0.3, "sliding_window": window, "softcap": softcap}
     out, _ = packed_attention(Layer(), query, key, value, None, echo_plan=plan, **form)
-    torch.testing.assert_close(out[0], dense(tree, kv, query[0], 0.3, window, softcap), rtol=1e-9, atol=1e-9)
+    expected = dense(tree, kv, query[0], 0.3, window, softcap)
+    assert out.shape == (1, num_rows + num_more, HEADS, WIDTH)
+    torch.testing.assert_close(out[0, :num_rows], expected, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=30)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from echo_sched.engine.draft.eagle3 import TargetShape, load_head
-from echo_sched.engine.draft.eagle3.drafter import FEW_PAIRS, Eagle3Drafter
+from echo_sched.engine.draft.eagle3.drafter import Eagle3Drafter
 from echo_sched.engine.kv import KVCache, KVShape
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers
 from echo_sched.types import Request, SamplingParams
@@ -165,7 +165,7 @@ def session(
     variant: str = "original",
     *,
     seed: int = 0,
-    prompt_lens: tuple[int, ...] = (9, 1, FEW_PAIRS + 8),
+    prompt_lens: tuple[int, ...] = (9, 1, 24),
     **settings: Any,
 ) -> Session:
     config, making = VARIANTS[variant]

@@ -26,7 +26,7 @@ from transformers import (
 
 from echo_sched.engine import kernels, model_config, models
 from echo_sched.engine.elementwise import UnsplitActivation, UnsplitRotary, unsplit
-from echo_sched.engine.kernels import InvariantFunctions, PackedLinear, PaddedLinear, padded_linear
+from echo_sched.engine.kernels import InvariantFunctions, PackedLinear, PaddedLinear, padded_linear, whole_rows
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.errors import ConfigError, ModelError
@@ -95,6 +95,17 @@ def test_products_do_not_depend_on_the_number_of_rows() -> None:
                 assert torch.equal(layer(rows[:count]), whole[:count])
                 assert torch.equal(layer(rows[-count:]), whole[-count:])
             torch.testing.assert_close(whole, torch.nn.functional.linear(rows, weight), rtol=2e-2, atol=2e-1)
+
+
+def test_forwards_have_few_row_counts_and_few_rows_of_nothing() -> None:
+    counts = set()
+    for count in range(1, 513):
+        rows = torch.arange(1, count + 1)
+        whole = whole_rows(rows)
+        assert torch.equal(whole[:count], rows) and not whole[count:].any()
+        assert len(whole) <= count * 9 / 8
+        counts.add(len(whole))
+    assert all(len([n for n in counts if low <= n < 2 * low]) <= 8 for low in (1, 2, 4, 8, 16, 32, 64, 128, 256))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Attention over the packed rows of a step, registered with transformers under one name.
 
-Rows are packed [N]; keys and values live in the slots of the KV cache. Rows are handled in groups (groups.py). Inside a
-group the query heads that share a KV head are folded into the row axis ([B, kv_heads, heads/kv_heads * n, d]).
+Rows are packed [N], rows of nothing may follow them; keys and values live in the slots of the KV cache. Rows are
+handled in groups (groups.py). Inside a group the query heads that share a KV head are folded into the row axis
+([B, kv_heads, heads/kv_heads * n, d]).
 """
 
 from collections.abc import Sequence
@@ -48,6 +49,7 @@ class AttentionPlan:
         windows: Sequence[int | None] | None = None,
     ) -> None:
         """`windows` [layers]: the window each layer must ask for, where it is known."""
+        self.num_rows = tree.num_rows
         self.kv = kv
         self.exact = exact
         self._windows = windows
@@ -60,7 +62,15 @@ class AttentionPlan:
         for group in self.groups:
             place[group.rows] = num_places + group.places
             num_places += group.gather.numel()
-        self.scatter = torch.from_numpy(place).to(device)  # [N]: where each packed row is in the groups' outputs
+        self._place = torch.from_numpy(place).to(device)  # [N]: where each packed row is in the groups' outputs
+
+    def rows_of(self, outputs: Tensor, num_rows: int) -> Tensor:
+        """[num_rows, ...]: the groups' outputs [places, ...] in the order of the packed rows; of the rows of nothing
+        behind them, anything.
+        """
+        if len(self._place) < num_rows:  # alike in all layers
+            self._place = torch.cat([self._place, self._place.new_zeros(num_rows - len(self._place))])
+        return outputs[self._place]
 
     def check(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
         """Raises ModelError when a layer does not attend as its config says."""
@@ -88,7 +98,8 @@ def packed_attention(
     echo_plan: AttentionPlan | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature. query [1, H, N, d], key and value [1, Hkv, N, d] -> ([1, N, H, d], None).
+    """transformers' attention signature. query [1, H, N, d], key and value [1, Hkv, N, d] -> ([1, N, H, d], None), rows
+    of nothing counted.
 
     `softcap` bends scores to stay between -softcap and softcap, before the mask. Raises ModelError for any argument
     that would change the maths and is not handled here (sinks, ...).
@@ -102,11 +113,12 @@ def packed_attention(
         raise ModelError("this model does not pass keyword arguments to its attention, so it cannot be served")
     plan, layer = echo_plan, int(module.layer_idx)  # type: ignore[arg-type]
     plan.check(layer, key, value, sliding_window)
-    plan.kv.append(layer, plan.slot, plan.index, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    rows = slice(plan.num_rows)
+    plan.kv.append(layer, plan.slot, plan.index, key[0, :, rows].transpose(0, 1), value[0, :, rows].transpose(0, 1))
     form = Form(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap)
     outputs = [_attend(plan, group, layer, query[0], form, sliding_window) for group in plan.groups]
     stacked = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return stacked[plan.scatter][None], None
+    return plan.rows_of(stacked, query.shape[2])[None], None
 
 
 def _attend(plan: AttentionPlan, group: Group, layer: int, query: Tensor, form: Form, window: int | None) -> Tensor:

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from echo_sched.engine.attention import AttentionPlan
-from echo_sched.engine.kernels import Numerics, install_kernels, invariant_functions, packed_bytes
+from echo_sched.engine.kernels import Numerics, install_kernels, invariant_functions, packed_bytes, whole_rows
 from echo_sched.engine.kv import GIB, KVCache
 from echo_sched.engine.memory import free_bytes
 from echo_sched.engine.models import ModelFacts
-from echo_sched.tree import SuperTree
+from echo_sched.tree import IntArray, SuperTree
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +73,16 @@ class Target:
         )
         with self._functions:
             output = self.model(
-                input_ids=torch.from_numpy(tree.token)[None].to(self.device),
-                position_ids=torch.from_numpy(tree.position)[None].to(self.device),
+                input_ids=self._whole(tree.token)[None],
+                position_ids=self._whole(tree.position)[None],
                 use_cache=False,
-                logits_to_keep=torch.from_numpy(wanted).to(self.device),
+                logits_to_keep=self._whole(wanted),
                 output_hidden_states=list(layers) or None,
                 echo_plan=plan,
             )
         logits: Tensor = output.logits[0]
-        features = torch.cat([output.hidden_states[layer][0] for layer in layers], dim=-1) if layers else None
-        return logits[: len(tree.logit_row)], features
+        states = [output.hidden_states[layer][0, : tree.num_rows] for layer in layers]
+        return logits[: len(tree.logit_row)], torch.cat(states, dim=-1) if layers else None
+
+    def _whole(self, rows: IntArray) -> Tensor:
+        return whole_rows(torch.from_numpy(rows).to(self.device))

@@ -8,6 +8,9 @@ product has neither: in float32 its rows were bitwise equal for every row count 
     exact   the packed float32 product for every row count, a lone row twice (bfloat16 in and out rounded once each);
             where oneDNN does not serve (float64, other devices): F.linear on rows padded to a fixed multiple
 
+oneDNN compiles a kernel for every row count it meets, which takes longer than running it, and keeps only so many; trees
+give every step another count. So forwards fill their rows up to one of few counts (`whole_rows`).
+
 Elementwise functions have that weakness in disguise: elementwise.py. Exactness is not assumed from either: probe.py
 checks it at load. Knows nothing of attention, caches or requests.
 """
@@ -78,6 +81,18 @@ def padded_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     flat = rows.reshape(-1, rows.shape[-1])
     product = linear(pad(flat, (0, 0, 0, -flat.shape[0] % EXACT_ROW_MULTIPLE)), weight, bias)
     return product[: flat.shape[0]].view(*rows.shape[:-1], -1)
+
+
+def whole_rows(rows: Tensor) -> Tensor:
+    """rows [N, ...] and zeros behind them, up to a number that kernels are compiled for: eight of them in every octave,
+    so that an eighth is added at most. On an accelerator nothing is.
+    """
+    num_rows = len(rows)
+    step = 1 << max(num_rows.bit_length() - 4, 0)
+    missing = -num_rows % step
+    if not missing or rows.device.type != "cpu":
+        return rows
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
 class InvariantFunctions(TorchFunctionMode):

@@ -9,25 +9,22 @@ Features wait until then, so that steps without drafting cost memory only. Knows
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
-from echo_sched.engine.attention import AttentionPlan, packed_attention
 from echo_sched.engine.draft.children import offer_children
 from echo_sched.engine.draft.eagle3.checkpoint import fingerprint
 from echo_sched.engine.draft.eagle3.head import Eagle3Head
-from echo_sched.engine.draft.eagle3.request_draft import Pairs, RequestDraft
+from echo_sched.engine.draft.eagle3.layer import PackedHead, Pairs
+from echo_sched.engine.draft.eagle3.request_draft import RequestDraft
 from echo_sched.engine.kv import KVCache
-from echo_sched.tree import ROOT, DraftTree, Frontier, Offers, Segment, pack
+from echo_sched.tree import ROOT, DraftTree, Frontier, Offers, Segment
 from echo_sched.types import Request
 
 # Pairs per step. A row of the draft layer costs a small part of a target's row, so this weighs about as much as one
 # prompt chunk; whoever is further behind catches up over several steps and drafts nothing until then.
 MAX_EXTEND_ROWS = 2048
-FEW_PAIRS = 16  # of a request, which cost less in the forward that computes its last one than apart from it
 
 
 class Eagle3Drafter:
@@ -48,7 +45,8 @@ class Eagle3Drafter:
         self.kv = kv
         self.fingerprint: str | None = fingerprint(head)
         self.aux_layers = head.config.aux_layers
-        self._embeddings = embeddings if head.embed_tokens is None else head.embed_tokens.weight
+        own = head.embed_tokens
+        self._rows = PackedHead(head, embeddings if own is None else own.weight, kv)
         self._target_ids = head.target_ids
         self._coupled = coupled
         self._max_extend_rows = max_extend_rows
@@ -97,51 +95,17 @@ class Eagle3Drafter:
         self._outputs = torch.stack(roots) if roots else self._outputs[:0]
 
     def _feed(self, fed: Sequence[tuple[Request, RequestDraft, int]]) -> None:
-        """Keep the KV of the next `count` pairs of each request. Only of a request's last pair the output is read."""
+        """Keep the KV of the next `count` pairs of each request, and the output of its last pair where that is fed."""
         if not fed:
             return
-        hidden = self.head.fuse(torch.cat([draft.take(count) for _, draft, count in fed]))
-        passed, ending = [], []
-        num_rows = 0
-        for request, draft, count in fed:
-            first = self.kv.length(draft.slot)
-            tokens, rows = _tokens(request, first + 1, first + 1 + count), range(num_rows, num_rows + count)
-            num_passed = count if draft.pending else count - 1 if count > FEW_PAIRS else 0
-            passed.append(Pairs(draft.slot, tokens[:num_passed], rows[:num_passed]))
-            if not draft.pending:
-                ending.append((draft, Pairs(draft.slot, tokens[num_passed:], rows[num_passed:])))
-            num_rows += count
-        self._pass([pairs for pairs in passed if pairs.tokens], hidden)
-        self._end(ending, hidden)
-
-    def _end(self, ending: Sequence[tuple[RequestDraft, Pairs]], hidden: Tensor) -> None:
-        """Run the layer over the last pairs of requests that have caught up. `rows` are of hidden [N, hidden]."""
-        if not ending:
-            return
-        segments = [
-            Segment(pairs.slot, self.kv.length(pairs.slot), pairs.tokens, range(-1, len(pairs.tokens) - 1), 1)
-            for _, pairs in ending
+        features = torch.cat([draft.take(count) for _, draft, count in fed])
+        firsts = [self.kv.length(draft.slot) + 1 for _, draft, _ in fed]
+        pairs = [
+            Pairs(draft.slot, _tokens(request, first, first + count))
+            for (request, draft, count), first in zip(fed, firsts, strict=True)
         ]
-        at = torch.tensor([row for _, pairs in ending for row in pairs.rows], device=hidden.device)
-        outputs, last = self._forward(segments, hidden[at])
-        self.kv.commit([(segment.slot, range(len(segment.tokens))) for segment in segments])
-        for (draft, _), root in zip(ending, outputs[last], strict=True):
-            draft.root = root
-
-    def _pass(self, passed: Sequence[Pairs], hidden: Tensor) -> None:
-        """Keep the KV of pairs whose own output nobody reads. `rows` are of hidden [N, hidden]."""
-        if not passed:
-            return
-        token = [token for pairs in passed for token in pairs.tokens]
-        slot = [pairs.slot for pairs in passed for _ in pairs.tokens]
-        firsts = [self.kv.length(pairs.slot) for pairs in passed]
-        position = [first + n for first, pairs in zip(firsts, passed, strict=True) for n in range(len(pairs.tokens))]
-        row = [row for pairs in passed for row in pairs.rows]
-        at = torch.tensor([token, slot, position, row], device=hidden.device)
-        key, value = self.head.key_value(embedding(at[0], self._embeddings)[None], hidden[at[3]][None], at[2][None])
-        layer = self.head.midlayer.self_attn.layer_idx
-        self.kv.append(layer, at[1], at[2], key[0].transpose(0, 1), value[0].transpose(0, 1))
-        self.kv.commit([(pairs.slot, range(len(pairs.tokens))) for pairs in passed])
+        for (_, draft, _), output in zip(fed, self._rows.feed(pairs, features), strict=True):
+            draft.root = None if draft.pending else output
 
     @torch.inference_mode()
     def expand(
@@ -162,7 +126,7 @@ class Eagle3Drafter:
         if not nodes:
             return Offers.empty()
         rows = torch.tensor([draft.output[node] for _, node, draft in nodes], device=self._outputs.device)
-        logits, places = self.head.logits(self._outputs[rows]), [(index, node) for index, node, _ in nodes]
+        logits, places = self._rows.logits(self._outputs[rows]), [(index, node) for index, node, _ in nodes]
         return offer_children(requests, trees, places, logits, self._target_ids, max_children, coupled=self._coupled)
 
     def _compute(self, trees: Sequence[DraftTree], nodes: Sequence[tuple[int, int, RequestDraft]]) -> None:
@@ -191,21 +155,7 @@ class Eagle3Drafter:
         if not segments:
             return
         hidden = self._outputs[torch.tensor(sources, device=self._outputs.device)]
-        outputs, _ = self._forward(segments, hidden)
-        self._outputs = torch.cat([self._outputs, outputs])
-
-    def _forward(self, segments: Sequence[Segment], hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer over packed rows with hidden [N, hidden]. Returns outputs [N, hidden] and the rows of logits."""
-        packed, device = pack(segments), self._embeddings.device
-        plan = AttentionPlan(packed, self.kv, exact=False, device=device)
-        attention = partial(_attend, self.head, plan)
-        tokens, positions = (torch.from_numpy(rows).to(device) for rows in (packed.token, packed.position))
-        outputs = self.head(embedding(tokens, self._embeddings)[None], hidden[None], positions[None], attention)
-        return outputs[0], torch.from_numpy(packed.logit_row).to(device)
-
-
-def _attend(head: Eagle3Head, plan: AttentionPlan, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return packed_attention(head.midlayer.self_attn, query, key, value, None, echo_plan=plan)[0]
+        self._outputs = torch.cat([self._outputs, self._rows.extend_trees(segments, hidden)])
 
 
 def _tokens(request: Request, low: int, high: int) -> list[int]:

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-# query [B, H, N, d], key and value [B, Hkv, N, d], positions already in them -> [B, N, H, d]
+# query [B, H, M, d], key and value [B, Hkv, N, d], positions already in them -> [B, M, H, d]
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -86,16 +86,20 @@ class Eagle3Head(nn.Module):
             features = self.input_norm(features)
         return features if self.fc is None else self.fc(features)
 
-    def forward(self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor, attention: Attention) -> Tensor:
-        """One layer over rows. embeddings, hidden: [B, N, hidden]; position_ids: [B, N] -> [B, N, hidden].
+    def forward(
+        self,
+        embeddings: Tensor,
+        hidden: Tensor,
+        position_ids: Tensor,
+        attention: Attention,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """One layer over rows. embeddings, hidden: [B, N, hidden]; position_ids: [B, N] -> [B, M, hidden].
 
+        `wanted` [M]: the rows whose output is read; of the others keys and values are all that is computed. None: all.
         The result is what the next row recycles, and what `logits` reads.
         """
-        return self.midlayer(embeddings, hidden, position_ids, attention)  # type: ignore[no-any-return]
-
-    def key_value(self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """What later rows attend to, of rows whose own output nobody reads: [B, Hkv, N, d] each, positions in keys."""
-        return self.midlayer.key_value(embeddings, hidden, position_ids)
+        return self.midlayer(embeddings, hidden, position_ids, attention, wanted)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of draft tokens from the layer's output: [..., hidden] -> [..., draft_vocab]."""
@@ -114,17 +118,14 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = GatedMLP(config)
 
-    def forward(self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor, attention: Attention, wanted: Tensor | None
+    ) -> Tensor:
         normed = self.hidden_norm(hidden)
-        residual = normed if self.norm_before_residual else hidden
-        residual = residual + self.self_attn(self._rows(embeddings, normed), position_ids, attention)
+        rows = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
+        residual = _chosen(normed if self.norm_before_residual else hidden, wanted)
+        residual = residual + self.self_attn(rows, position_ids, attention, wanted)
         return residual + self.mlp(self.post_attention_layernorm(residual))  # type: ignore[no-any-return]
-
-    def key_value(self, embeddings: Tensor, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        return self.self_attn.key_value(self._rows(embeddings, self.hidden_norm(hidden)), position_ids)
-
-    def _rows(self, embeddings: Tensor, normed: Tensor) -> Tensor:
-        return torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
 
 
 class SelfAttention(nn.Module):
@@ -143,15 +144,11 @@ class SelfAttention(nn.Module):
         # No buffer: a module's buffers follow its dtype, and angles need float32.
         self._frequencies, self._amplitude = _rotary(config)
 
-    def forward(self, rows: Tensor, position_ids: Tensor, attention: Attention) -> Tensor:
-        cos, sin = self._turn(rows, position_ids)
-        query, key, value = map(self._heads, (self.q_proj(rows), self.k_proj(rows), self.v_proj(rows)))
-        mixed = attention(_rotate(query, cos, sin), _rotate(key, cos, sin), value)
-        return self.o_proj(mixed.flatten(-2))  # type: ignore[no-any-return]
-
-    def key_value(self, rows: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        key, value = map(self._heads, (self.k_proj(rows), self.v_proj(rows)))
-        return _rotate(key, *self._turn(rows, position_ids)), value
+    def forward(self, rows: Tensor, position_ids: Tensor, attention: Attention, wanted: Tensor | None) -> Tensor:
+        reading, at = _chosen(rows, wanted), _chosen(position_ids, wanted)
+        query, key, value = map(self._heads, (self.q_proj(reading), self.k_proj(rows), self.v_proj(rows)))
+        query, key = _rotate(query, *self._turn(rows, at)), _rotate(key, *self._turn(rows, position_ids))
+        return self.o_proj(attention(query, key, value).flatten(-2))  # type: ignore[no-any-return]
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[B, N, heads * d] -> [B, heads, N, d]"""
@@ -175,6 +172,11 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
+
+
+def _chosen(rows: Tensor, wanted: Tensor | None) -> Tensor:
+    """rows [B, N, ...] -> [B, M, ...]"""
+    return rows if wanted is None else rows[:, wanted]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,8 +1,6 @@
 """What the EAGLE-3 drafter knows of one request. Knows no head and no cache."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +28,3 @@ class RequestDraft:
         features = self.pending[0] if len(self.pending) == 1 else torch.cat(self.pending)
         self.pending = [features[count:]] if count < len(features) else []
         return features[:count]
-
-
-class Pairs(NamedTuple):
-    """Pairs of one request that are fed in a step."""
-
-    slot: int
-    tokens: Sequence[int]
-    rows: Sequence[int]  # of the features that are fed
