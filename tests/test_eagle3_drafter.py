@@ -13,6 +13,7 @@ from torch import Tensor
 
 from echo_sched.engine.draft.eagle3 import TargetShape, load_head
 from echo_sched.engine.draft.eagle3.drafter import Eagle3Drafter
+from echo_sched.engine.kernels import whole_rows
 from echo_sched.engine.kv import KVCache, KVShape
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers
 from echo_sched.types import Request, SamplingParams
@@ -180,6 +181,16 @@ def test_every_offer_is_what_a_full_recomputation_gives(variant: str, tmp_path: 
     run.steps(6 if variant != "original" else 10)
     assert run.seen["depth 1"] and run.seen["depth 2"] and run.seen["depth 3"]
     assert run.seen["accepted 0"] and run.seen["accepted 1"]
+
+
+def test_no_product_has_another_row_count_than_few(tmp_path: Path) -> None:
+    run, seen = session(tmp_path, prompt_lens=(24, 40, 57, 33)), set()
+    for module in run.drafter.head.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, args: seen.add(args[0].numel() // args[0].shape[-1]))
+    for step in range(20):
+        run.step(draft=step > 12)
+    assert max(seen) > 16 and seen <= {len(whole_rows(torch.zeros(count))) for count in range(1, 300)}
 
 
 def test_skipped_steps_are_caught_up_exactly(tmp_path: Path) -> None:

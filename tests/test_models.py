@@ -30,6 +30,7 @@ from echo_sched.engine.kernels import InvariantFunctions, PackedLinear, PaddedLi
 from echo_sched.engine.memory import resolve_device
 from echo_sched.engine.probe import plain_logits, probe
 from echo_sched.errors import ConfigError, ModelError
+from echo_sched.tree import Segment, pack
 from tests.loops import CPU, probe_tiny, target_of, tiny_target
 from tests.tiny_models import FAMILIES, GROUPED, MAX_POSITIONS, SEPARATE, VOCAB_SIZE, tiny_model
 
@@ -106,6 +107,19 @@ def test_forwards_have_few_row_counts_and_few_rows_of_nothing() -> None:
         assert len(whole) <= count * 9 / 8
         counts.add(len(whole))
     assert all(len([n for n in counts if low <= n < 2 * low]) <= 8 for low in (1, 2, 4, 8, 16, 32, 64, 128, 256))
+
+
+def test_a_forward_asks_no_product_for_another_row_count() -> None:
+    target, seen = tiny_target(), set()
+    for name, module in target.model.named_modules():
+        if name.endswith("_proj") or name == "lm_head":
+            module.register_forward_pre_hook(lambda _, args: seen.add(args[0].shape[-2]))
+    slot = target.kv.allocate()
+    for count in range(1, 80):
+        parents = list(range(-1, count - 1))
+        logits, features = target.forward_with_features(pack([Segment(slot, 0, [1] * count, parents, count)]), (1,))
+        assert len(logits) == count and features is not None and len(features) == count
+    assert seen == {len(whole_rows(torch.zeros(count))) for count in range(1, 80)}
 
 
 @pytest.mark.parametrize(

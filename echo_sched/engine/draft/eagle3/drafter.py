@@ -16,7 +16,7 @@ from torch import Tensor
 from echo_sched.engine.draft.children import offer_children
 from echo_sched.engine.draft.eagle3.checkpoint import fingerprint
 from echo_sched.engine.draft.eagle3.head import Eagle3Head
-from echo_sched.engine.draft.eagle3.layer import PackedHead, Pairs
+from echo_sched.engine.draft.eagle3.packed_head import PackedHead, Pairs
 from echo_sched.engine.draft.eagle3.request_draft import RequestDraft
 from echo_sched.engine.kv import KVCache
 from echo_sched.tree import ROOT, DraftTree, Frontier, Offers, Segment
