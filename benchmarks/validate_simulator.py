@@ -1,12 +1,15 @@
-"""`python -m benchmarks.validate_simulator MEASURED SIMULATED`: how near the simulator comes to this engine.
+"""`python -m benchmarks.validate_simulator MEASURED SIMULATED [SIMULATED ...]`: how near the simulator comes to this
+engine.
 
 MEASURED is what `echo-sched bench compare --output` wrote, SIMULATED what `echo-sched simulate --output` did, for the
-same arms at the same concurrencies on a trace of the same answers. Cells that did other work are refused, not compared.
-Knows the two documents and neither program.
+same arms at the same concurrencies on a trace of the same answers. A machine's speed may change meanwhile: of several
+simulations, with costs timed before and after the measurement, the mean is held against it. Cells that did other work
+are refused, not compared. Knows the documents and neither program.
 """
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -24,17 +27,28 @@ IRRELEVANT_TO_OFF = ("max_depth", "branching", "shapes")  # of trees that plain 
 
 
 class Cell(NamedTuple):
-    """One arm at one concurrency, measured and simulated."""
+    """One arm at one concurrency, measured once and simulated once or more."""
 
     arm: str
     concurrency: str
     measured: dict[str, Any]
-    simulated: dict[str, Any]
+    simulations: Sequence[dict[str, Any]]
+
+    @property
+    def measured_speed(self) -> float:
+        """Tokens per second."""
+        return float(self.measured["output_throughput"])
+
+    @property
+    def simulated_speed(self) -> float:
+        """Tokens per second, geometric mean."""
+        speeds = [math.log(simulated["output_throughput"]) for simulated in self.simulations]
+        return math.exp(sum(speeds) / len(speeds))
 
     @property
     def ratio(self) -> float:
         """Simulated over measured tokens per second."""
-        return float(self.simulated["output_throughput"] / self.measured["output_throughput"])
+        return self.simulated_speed / self.measured_speed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,29 +56,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.output is not None:
         check_output(args.output)
-    cells = paired(_read(args.measured), _read(args.simulated))
+    cells = paired(_read(args.measured), [_read(path) for path in args.simulated])
     document = judged(cells, args.tolerance)
     if args.output is not None:
         facts = provenance(command_line("python -m benchmarks.validate_simulator", argv))
-        write_json(args.output, document | {"files": [args.measured, args.simulated], "provenance": facts})
+        write_json(args.output, document | {"files": [args.measured, *args.simulated], "provenance": facts})
     _show(cells, document)
     print_json({name: document[name] for name in ("within_tolerance", "same_rankings", "worst_ratio", "num_cells")})
     return 0 if document["within_tolerance"] and document["same_rankings"] else 1
 
 
-def paired(measured: dict[str, Any], simulated: dict[str, Any]) -> list[Cell]:
-    """Cells that both documents have. Raises ConfigError where there are none or where they did different things."""
+def paired(measured: dict[str, Any], simulations: Sequence[dict[str, Any]]) -> list[Cell]:
+    """Cells that all documents have. Raises ConfigError where there are none or where they did different things."""
     cells = []
     for arm, by_concurrency in measured["arms"].items():
-        levels = [level for level in by_concurrency if level in simulated["arms"].get(arm, {})]
+        levels = [level for level in by_concurrency if all(level in s["arms"].get(arm, {}) for s in simulations)]
         if levels:
-            _check_settings(arm, measured["settings"][arm], simulated["settings"][arm])
+            for simulated in simulations:
+                _check_settings(arm, measured["settings"][arm], simulated["settings"][arm])
         for level in levels:
-            cell = Cell(arm, level, by_concurrency[level], simulated["arms"][arm][level])
+            cell = Cell(arm, level, by_concurrency[level], [s["arms"][arm][level] for s in simulations])
             _check_work(cell)
             cells.append(cell)
     if not cells:
-        raise ConfigError("the two files have no arm at the same concurrency in common")
+        raise ConfigError("the files have no arm at the same concurrency in common")
     return cells
 
 
@@ -74,10 +89,11 @@ def judged(cells: Sequence[Cell], tolerance: float) -> dict[str, Any]:
     for cell in cells:
         ratios.setdefault(cell.arm, {})[cell.concurrency] = {
             "ratio": cell.ratio,
-            "measured": cell.measured["output_throughput"],
-            "simulated": cell.simulated["output_throughput"],
+            "measured": cell.measured_speed,
+            "simulated": cell.simulated_speed,
+            "simulations": [simulated["output_throughput"] for simulated in cell.simulations],
             "within_tolerance": abs(cell.ratio - 1) <= tolerance,
-            "steps_ratio": cell.simulated["num_steps"] / cell.measured["num_steps"],
+            "steps_ratio": _mean_steps(cell.simulations) / cell.measured["num_steps"],
         }
     levels = dict.fromkeys(cell.concurrency for cell in cells)
     rankings = {level: _ranking([cell for cell in cells if cell.concurrency == level]) for level in levels}
@@ -101,14 +117,18 @@ def _ranking(cells: Sequence[Cell]) -> dict[str, Any]:
     swapped: list[list[str]] = []
     ties: list[list[str]] = []
     for one, other in combinations(cells, 2):
-        gap = one.measured["output_throughput"] - other.measured["output_throughput"]
-        if gap * (one.simulated["output_throughput"] - other.simulated["output_throughput"]) < 0:
+        gap = one.measured_speed - other.measured_speed
+        if gap * (one.simulated_speed - other.simulated_speed) < 0:
             (ties if _overlap(one.measured, other.measured) else swapped).append([one.arm, other.arm])
     orders = {
-        kind: [cell.arm for cell in sorted(cells, key=lambda cell: -getattr(cell, kind)["output_throughput"])]
+        kind: [cell.arm for cell in sorted(cells, key=lambda cell: -getattr(cell, f"{kind}_speed"))]
         for kind in ("measured", "simulated")
     }
     return {**orders, "swapped": swapped, "swapped_but_tied": ties}
+
+
+def _mean_steps(simulations: Sequence[dict[str, Any]]) -> float:
+    return sum(int(simulated["num_steps"]) for simulated in simulations) / len(simulations)
 
 
 def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -124,12 +144,13 @@ def _check_settings(arm: str, measured: dict[str, Any], simulated: dict[str, Any
 
 def _check_work(cell: Cell) -> None:
     for name in SAME_WORK:
-        if cell.measured[name] != cell.simulated[name]:
-            raise ConfigError(
-                f"arm {cell.arm} at concurrency {cell.concurrency}: {name} was {cell.measured[name]} when measured and "
-                f"{cell.simulated[name]} when simulated; record the trace from the same prompts, with the same "
-                "--max-new-tokens, --chat-template and --ignore-eos, and simulate as many requests"
-            )
+        for simulated in cell.simulations:
+            if cell.measured[name] != simulated[name]:
+                raise ConfigError(
+                    f"arm {cell.arm} at concurrency {cell.concurrency}: {name} was {cell.measured[name]} when measured "
+                    f"and {simulated[name]} when simulated; record the trace from the same prompts, with the same "
+                    "--max-new-tokens, --chat-template and --ignore-eos, and simulate as many requests"
+                )
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -166,7 +187,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Hold a simulation against measurement: speed by arm and concurrency, and the ranking of the arms.",
     )
     parser.add_argument("measured", metavar="MEASURED", help="JSON file of `echo-sched bench compare --output`")
-    parser.add_argument("simulated", metavar="SIMULATED", help="JSON file of `echo-sched simulate --output`")
+    parser.add_argument(
+        "simulated",
+        nargs="+",
+        metavar="SIMULATED",
+        help="JSON file of `echo-sched simulate --output`; of several, with costs timed at several moments, the mean",
+    )
     parser.add_argument(
         "--tolerance", type=non_negative, default=0.1, metavar="X", help="share of the measured speed (default: 0.1)"
     )

@@ -61,6 +61,41 @@ def test_the_first_step_of_a_size_is_not_taken_for_what_others_take() -> None:
     assert cost.seconds_for(4, 100) == pytest.approx(2.5)
 
 
+def test_drafting_is_learned_through_interruptions_and_leaves_forwards_alone() -> None:
+    cost = LiveCost(TABLE)
+    cost.observe_drafting(4, 2, 0, 50.0)  # the first of a size compiles
+    assert cost.drafting == TABLE.drafting
+    for step in range(NUM_STEPS):
+        cost.observe_drafting(4, 2, 0, 0.3 * (20.0 if step % 50 == 25 else 1.0))  # the table says 0.2
+    assert cost.drafting.level(4) == pytest.approx(0.15, rel=0.08)
+    assert cost.seconds_for(4, 100) == TABLE.seconds_for(4, 100)
+    for _ in range(NUM_STEPS):
+        cost.observe(4, 100, 5.0)  # the whole machine slows down by half
+    assert cost.drafting.level(4) == pytest.approx(0.2 * (1 + 0.5 * np.exp(-0.002 * NUM_STEPS)), rel=0.08)
+
+
+def test_drafting_that_the_table_has_for_nothing_is_not_learned() -> None:
+    cost = LiveCost(replace(TABLE, drafting=DraftingCost.constant(0.0)))
+    for _ in range(3):
+        cost.observe_drafting(4, 2, 8, 0.3)
+    assert cost.drafting.level(4) == 0.0
+
+
+def test_a_policy_stops_drafting_where_drafting_takes_too_long() -> None:
+    """The table has drafting for next to nothing, and so it has the forward's rows."""
+    table = replace(TABLE, seconds=((1.0, 1.0), (1.01, 1.01), (1.02, 1.02), (1.03, 1.03)))
+    policy = make_policy(PolicySettings(policy="goodput", k_max=12), replace(BUILT_IN_PROFILES["eagle3"], cost=table))
+    num_levels = []
+    for step in range(4 * PROBE_STEPS):
+        load = Load(4, step)
+        report = drive(policy.plan(load), [20] * 4, lambda request, path: [(1, 0.7)]).report
+        num_levels.append(report.num_levels)
+        forward = table.seconds_for(4 + int(report.num_nodes.sum()), 0)
+        policy.observe(load, Feedback(report, None, forward, 2.0 * report.num_levels))
+    assert num_levels[1] >= 2
+    assert np.median(num_levels[-PROBE_STEPS:]) == 0
+
+
 @pytest.mark.parametrize(("table", "truth"), [("dear", "cheap"), ("cheap", "dear")])
 def test_a_table_that_is_wrong_about_drafts_is_found_out(table: str, truth: str) -> None:
     """What forwards really take decides in the end, whatever was measured before: probes go both ways."""

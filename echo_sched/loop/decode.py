@@ -168,8 +168,9 @@ class DecodeLoop(Loaded):
         self._meter.note(drawing)
         num_accepted = [len(nodes) for nodes in accepted]
         # An accelerator may still be at work when the phase ends: its seconds say nothing.
-        verify_seconds = clock.seconds["verify"] if self.target.device.type == "cpu" else None
-        self.scheduler.observe(load, plan, Feedback(report, num_accepted, verify_seconds))
+        timed = self.target.device.type == "cpu"
+        spent = (clock.seconds["verify"], clock.seconds["draft"] + clock.seconds["schedule"]) if timed else (None, None)
+        self.scheduler.observe(load, plan, Feedback(report, num_accepted, *spent))
         self.last_record = step_record(outcome, clock.seconds, recording=self.recording)
         self._num_steps += 1
         return self.requests.take_events(drawing, emitted)

@@ -69,6 +69,11 @@ class DraftingCost:
         levels = num_levels * self.level(num_requests)
         return self.start(num_requests) + levels + num_fed * self.pair_seconds
 
+    def times(self, factor: float) -> "DraftingCost":
+        """The same, so many times as dear."""
+        starts, levels = ([factor * seconds for seconds in part] for part in (self.start_seconds, self.level_seconds))
+        return DraftingCost(self.num_requests, tuple(starts), tuple(levels), factor * self.pair_seconds)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "num_requests": list(self.num_requests),

@@ -14,10 +14,10 @@ take (gains.py). drafting(K) is nothing for K = 0, else start, levels and feedin
 earned back within RETURN_STEPS steps. K_max changes only for a better rate by MIN_GAIN, and at most once per HOLD_STEPS
 steps unless the batch moves; for plain decoding as good a rate is enough. Nothing is learned of what is never tried, so
 some steps do what is not planned: where plain decoding is, they draft, for few requests; else they spend nothing or
-twice K_max, in turn; the less often, the longer it was of no use. What forwards take is corrected by what they took
-(live_cost.py), chances by what was accepted (live_acceptance.py), and what a further level may be hoped to bring by
-what such levels brought (continuation.py). Without a measured cost table there is no
-economy: K_max is as set and nothing has a price. Knows no policy.
+twice K_max, in turn; the less often, the longer it was of no use. What forwards and drafting take is corrected by what
+they took (live_cost.py), chances by what was accepted (live_acceptance.py), and what a further level may be hoped to
+bring by what such levels brought (continuation.py). Without a measured cost table there is no economy: K_max is as set
+and nothing has a price. Knows no policy.
 """
 
 from typing import NamedTuple
@@ -64,7 +64,8 @@ class Economy:
             self._agreement = LiveAcceptance(self._acceptance, settings.max_depth)
         self._continuation = Continuation(profile, settings.max_depth)
         self._gains = Gains()
-        self._missed = 0.0  # committed tokens that the drafter was not fed
+        self._missed = 0.0  # committed tokens that the drafter was not fed, in steps that did not draft ...
+        self._fresh = 0  # ... and in the latest that did
         self._k_max = -1  # nothing is chosen yet
         self._changed_at = (-HOLD_STEPS, 0)  # (step, batch size)
         self._probe = _Probe(PROBE_STEPS, PROBE_STEPS, plain=True)
@@ -124,21 +125,22 @@ class Economy:
     def observe(self, load: Load, feedback: Feedback) -> None:
         """Remember what a step's candidates were worth, up to the K_max that it had, what was accepted, and seconds.
 
-        Candidates of an explored step are not remembered: its trees are unlike those that are planned.
+        Candidates of an explored step are not remembered, nor its drafting: its trees are not those that are planned.
         """
         report = feedback.report
         self._learn(load, feedback)
-        if feedback.explored:
-            return
-        if report.num_levels == 0:
-            committed = load.num_requests + load.num_prompt_tokens
+        self._note_fed(load, feedback)
+        if not feedback.explored and report.num_levels:
+            num_drafting = min(load.num_requests, self._planned.max_drafting or load.num_requests)
+            self._gains.observe(report, num_drafting, self._planned.k_max, rare=self._planned.probe)
+
+    def _note_fed(self, load: Load, feedback: Feedback) -> None:
+        """A step that drafts for everybody feeds what was committed before; what it commits itself comes next."""
+        committed = load.num_requests + load.num_prompt_tokens
+        if feedback.report.num_levels == 0:
             self._missed = min(self._missed + committed, load.num_cached_tokens + committed)
-            return
-        k_max, max_drafting, probe = self._planned
-        if max_drafting is None:
-            self._missed = 0.0
-        num_drafting = min(load.num_requests, max_drafting or load.num_requests)
-        self._gains.observe(report, num_drafting, k_max, rare=probe)
+        elif self._planned.max_drafting is None:
+            self._missed, self._fresh = 0.0, committed + sum(feedback.accepted or ())
 
     def _learn(self, load: Load, feedback: Feedback) -> None:
         report, seconds = feedback.report, feedback.verify_seconds
@@ -146,12 +148,18 @@ class Economy:
             self._agreement.observe(load.temperature, report.chances, feedback.accepted)
             if report.num_levels:
                 self._continuation.observe(report)
-        if isinstance(self._cost, LiveCost) and seconds is not None:
+        if not isinstance(self._cost, LiveCost):
+            return
+        if seconds is not None:
             num_tokens = load.num_requests + load.num_prompt_tokens + int(report.num_nodes.sum())
             surprise = self._cost.observe(num_tokens, load.num_cached_tokens, seconds)
             if self._planned.probe and abs(surprise) > SURPRISE:
                 due = min(self._probe.due, load.step + SURPRISE_STEPS)
                 self._probe = self._probe._replace(due=due, pause=SURPRISE_STEPS)
+        usual = self._planned.max_drafting is None and not feedback.explored  # everybody drafts
+        if feedback.draft_seconds is not None and report.num_levels and usual:
+            num_fed = round(self._missed) + self._fresh
+            self._cost.observe_drafting(load.num_requests, report.num_levels, num_fed, feedback.draft_seconds)
 
     def _price(self, load: Load, k_max: int) -> Price:
         assert self._cost is not None

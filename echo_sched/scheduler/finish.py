@@ -68,7 +68,8 @@ def _rerank(grown: Grown, tally: Tally) -> tuple[Selection, Account]:
     leaves = _leaves(kept.take(kept.node == NOT_GRANTED), grown.account)  # numbered behind all that was grown
     request = np.concatenate([stay.offers.request, leaves.offers.request])
     node = np.concatenate([stay.node, leaves.node])
-    nodes, ends = node[np.lexsort((node, request))].tolist(), np.cumsum(paid.num_nodes).tolist()
+    most = int(node.max(initial=0)) + 1
+    nodes, ends = (np.sort(request * most + node) % most).tolist(), np.cumsum(paid.num_nodes).tolist()
     return Selection(leaves, tuple(nodes[low:high] for low, high in pairwise([0, *ends]))), paid
 
 

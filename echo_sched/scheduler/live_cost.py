@@ -1,11 +1,12 @@
-"""What forwards really take, learned from the steps that ran: the measured table, corrected.
+"""What forwards and drafting really take, learned from the steps that ran: the measured table, corrected.
 
-    seconds(N, C) = table(N, C) * exp(common + own(N))
+    seconds(N, C) = table(N, C) * exp(common + own(N))        drafting = table's * exp(common + dearer)
 
 A table is a few repeats on an idle machine; steps of a busy one take longer, and not all alike. `common` follows what
-happens to every step, `own` what is left at each measured number of rows, linear between them. Both learn quickly what
-they have rarely seen. Whether drafts pay hangs on ratios between row counts, so those that are not in use have to be
-tried now and then: economy.py sees to that. Knows no load and no policy.
+happens to every step, `own` what is left at each measured number of rows, linear between them. What is left of drafting
+is one factor, `dearer`, for the batch as it is of late; it fades where nobody drafts. All learn quickly what they have
+rarely seen. Whether drafts pay hangs on ratios between row counts, so those that are not in use have to be tried now
+and then: economy.py sees to that. Knows no load and no policy.
 """
 
 import math
@@ -16,6 +17,7 @@ from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.tree import FloatArray
 
 COMMON_MEMORY, OWN_MEMORY = 0.05, 0.02  # weight of the latest step, at least
+DRAFTING_MEMORY, FADING = 0.05, 0.002  # share of drafting's factor that a step takes away
 TABLE_STEPS = 4  # the table's word at a number of rows weighs as much as so many steps there
 LIMIT = math.log(1.15)  # one step says no more than this where many have run: anything may interrupt it
 NEW = 16  # steps near a number of rows until its limit is about LIMIT
@@ -31,10 +33,14 @@ class LiveCost:
         self._num_steps = 0
         self._num_seen = np.zeros(len(table.num_tokens))  # steps near each measured number of rows
         self._known: set[int] = set()  # row counts that have run
+        self._dearer = 0.0
+        self._num_drafted = 0
+        self._known_drafting: set[int] = set()  # batches that have drafted
 
     @property
     def drafting(self) -> DraftingCost:
-        return self._table.drafting
+        factor = self._common + self._dearer
+        return self._table.drafting.times(math.exp(factor)) if factor else self._table.drafting
 
     def seconds_for(self, num_tokens: int, cached_tokens: float) -> float:
         """Seconds of one forward of `num_tokens` packed tokens."""
@@ -67,9 +73,23 @@ class LiveCost:
         own = np.maximum(OWN_MEMORY, 1 / (self._num_seen + TABLE_STEPS)) * near
         self._common += common * surprise
         self._own += (1 - common) * surprise * own
+        self._dearer *= 1 - FADING
         self._num_steps += 1
         self._num_seen += near
         return error
+
+    def observe_drafting(self, num_requests: int, num_levels: int, num_fed: int, seconds: float) -> None:
+        """So many requests were drafted for, `num_fed` tokens fed to the drafter before. The first of a batch's size
+        may have compiled kernels: ignored.
+        """
+        expected = self._table.drafting.seconds(num_requests, num_levels, num_fed)
+        if num_requests not in self._known_drafting or min(expected, seconds) <= 0.0:
+            self._known_drafting.add(num_requests)
+            return
+        limit = LIMIT * (1 + NEW / (1 + self._num_drafted))
+        error = math.log(seconds / expected) - self._common - self._dearer
+        self._dearer += max(DRAFTING_MEMORY, 1 / (self._num_drafted + 1)) * min(max(error, -limit), limit)
+        self._num_drafted += 1
 
     def _near(self, num_tokens: int) -> FloatArray:
         """[tiers] how much each measured number of rows has to do with this one; they add up to 1."""

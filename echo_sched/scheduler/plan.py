@@ -137,6 +137,7 @@ class Feedback(NamedTuple):
     report: "AllocationReport"
     accepted: Sequence[int] | None = None  # [B] accepted nodes per request; None: nobody verified
     verify_seconds: float | None = None  # what the forward took; None: nobody timed it
+    draft_seconds: float | None = None  # what drafting took, and granting on the way; None likewise
     explored: bool = False  # another plan was carried out than the policy's (explore.py)
 
 
