@@ -132,7 +132,15 @@ class Simulation:
 
     def _load(self, decoding: list[_Request], chunks: list[tuple[_Request, int]]) -> Load:
         cached = sum(request.num_computed for request in (*decoding, *(request for request, _ in chunks)))
-        return Load(len(decoding), self._num_steps, sum(size for _, size in chunks), cached)
+        num_prompt_tokens = sum(size for _, size in chunks)
+        left = sum(request.prompt_left for request in self._running if not request.num_output)
+        return Load(
+            len(decoding),
+            self._num_steps,
+            num_prompt_tokens,
+            cached,
+            num_waiting_tokens=left - num_prompt_tokens,
+        )
 
     def _emit(self, decoding: list[_Request], accepted: IntArray, chunks: list[tuple[_Request, int]]) -> int:
         """Tokens of this step: the accepted and a bonus, unless the answer ends before it; the first, from a prompt."""

@@ -148,7 +148,8 @@ class DecodeLoop(Loaded):
             self.requests.admit(self.config.max_batch_size)
             decoding = self.requests.decoding
             chunks = self.requests.choose_chunks(len(decoding), self.config.chunk_tokens)
-            load = self._meter.load(self._num_steps, decoding, chunks)
+            num_waiting_tokens = self.requests.num_waiting_tokens(chunks)
+            load = self._meter.load(self._num_steps, decoding, chunks, num_waiting_tokens)
             plan = self.scheduler.plan(load)
         if not self.requests.running:
             return []

@@ -26,7 +26,9 @@ class LoadMeter:
         self._begun = 0.0
         self._step_seconds = 0.0
 
-    def load(self, step: int, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> Load:
+    def load(
+        self, step: int, decoding: Sequence[Request], chunks: Sequence[Chunk], num_waiting_tokens: int = 0
+    ) -> Load:
         self._begun = self._clock()
         cached = sum(request.num_computed for request in (*decoding, *(chunk.request for chunk in chunks)))
         num_prompt_tokens = sum(chunk.size for chunk in chunks)
@@ -39,6 +41,7 @@ class LoadMeter:
             pace=self._pace(decoding),
             step_seconds=self._step_seconds,
             temperature=_temperature(decoding),
+            num_waiting_tokens=num_waiting_tokens,
         )
 
     def note(self, emitting: Sequence[Request]) -> None:

@@ -74,6 +74,11 @@ class Requests:
         sizes = chunk_sizes(remaining, num_decoding, chunk_tokens)
         return [Chunk(request, size) for request, size in zip(prefilling, sizes, strict=True) if size]
 
+    def num_waiting_tokens(self, chunks: Sequence[Chunk]) -> int:
+        """Prompt tokens of those who run for which a step with these chunks has no room."""
+        left = sum(len(r.prompt_ids) - r.num_computed for r in self.running if r.prefilling)
+        return left - sum(chunk.size for chunk in chunks)
+
     def grammars(self, requests: Sequence[Request]) -> list[Grammar | None]:
         """Where each stands in its grammar, if it has one."""
         return [self.outputs[request.request_id].grammar for request in requests]

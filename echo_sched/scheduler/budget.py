@@ -138,6 +138,8 @@ class Allocation:
             offered = offered[rank_within(family) < self._plan.children[self._depth - 1]]
         limit = np.minimum(self._plan.widths[self._depth - 1], self._limits - num_nodes)
         request = candidates.request[offered]
+        if (np.bincount(request, minlength=len(limit)) <= limit).all():  # ranks take several times as long
+            return offered
         within: IntArray = offered[rank_within(request) < limit[request]]
         return within
 

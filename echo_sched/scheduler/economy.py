@@ -7,7 +7,8 @@
     price off          no economy: K_max is as set and whatever it allows is bought
 
 Prompt chunks have to be computed whether anybody drafts or not, and the more of them the faster answers end: their own
-time is no reason to draft, so only what they make of K's is in the rate.
+time is no reason to draft, so only what they make of K's is in the rate. Where they wait at every step, less than T(B)
+is decoding's own (crowding.py).
 
 gain(K), what the K best candidates are good for in tokens, is remembered from past steps, and so are the levels they
 take (gains.py). drafting(K) is nothing for K = 0, else start, levels and feeding; what the drafter has missed has to be
@@ -27,6 +28,7 @@ import numpy as np
 from echo_sched.scheduler.acceptance import Acceptance
 from echo_sched.scheduler.continuation import Continuation
 from echo_sched.scheduler.cost import CostTable
+from echo_sched.scheduler.crowding import Crowding
 from echo_sched.scheduler.gains import Gains
 from echo_sched.scheduler.live_acceptance import LiveAcceptance
 from echo_sched.scheduler.live_cost import LiveCost
@@ -66,6 +68,7 @@ class Economy:
         self._gains = Gains()
         self._missed = 0.0  # committed tokens that the drafter was not fed, in steps that did not draft ...
         self._fresh = 0  # ... and in the latest that did
+        self._crowding = Crowding()
         self._k_max = -1  # nothing is chosen yet
         self._changed_at = (-HOLD_STEPS, 0)  # (step, batch size)
         self._probe = _Probe(PROBE_STEPS, PROBE_STEPS, plain=True)
@@ -128,6 +131,8 @@ class Economy:
         Candidates of an explored step are not remembered, nor its drafting: its trees are not those that are planned.
         """
         report = feedback.report
+        if self._cost is not None:
+            self._crowding.observe(load, self._cost)
         self._learn(load, feedback)
         self._note_fed(load, feedback)
         if not feedback.explored and report.num_levels:
@@ -167,14 +172,15 @@ class Economy:
         drafting, stretch = self._cost.drafting, self._settings.max_step_stretch
         fed = beside + self._missed / RETURN_STEPS
         alone = self._cost.seconds_for(roots, load.num_cached_tokens)
+        own = self._crowding.own_share * alone
         curve = self._cost.curve(beside, beside + k_max, load.num_cached_tokens)
         return Price(
             base_tokens=float(load.num_requests),
-            verify_seconds=alone + curve - curve[0],
-            prompt_seconds=float(curve[0]) - alone,
+            verify_seconds=own + curve - curve[0],
+            prompt_seconds=float(curve[0]) - own,
             start_seconds=drafting.start(load.num_requests) + fed * drafting.pair_seconds,
             level_seconds=drafting.level(load.num_requests),
-            max_seconds=np.inf if stretch is None else (1.0 + stretch) * alone,
+            max_seconds=np.inf if stretch is None else own + stretch * alone,
             continuation=self._continuation.shares,
         )
 

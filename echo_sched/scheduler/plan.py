@@ -31,6 +31,7 @@ class Load(NamedTuple):
     pace: Pace | None = None  # None: nobody has a latency target
     step_seconds: float = 0.0  # what steps have taken of late; 0: unknown
     temperature: FloatArray | None = None  # [B] of sampling; None: all greedy
+    num_waiting_tokens: int = 0  # of the prompts under way, those that the step has no room for
 
     @property
     def need(self) -> FloatArray | None:
