@@ -7,7 +7,7 @@ import pytest
 
 from echo_sched.engine.draft.ngram import NGramDrafter
 from echo_sched.scheduler.cost import CostTable, DraftingCost
-from echo_sched.scheduler.crowding import MEMORY, Crowding
+from echo_sched.scheduler.crowding import LEAST, MEMORY, Crowding
 from echo_sched.scheduler.economy import PROBE_STEPS, Economy
 from echo_sched.scheduler.plan import Feedback, Load
 from echo_sched.scheduler.policy import PolicySettings, make_policy
@@ -36,6 +36,14 @@ def test_steps_are_decodings_own_while_some_have_room_for_all_prompts() -> None:
 
 def test_where_prompts_always_wait_roots_are_worth_what_they_add() -> None:
     assert after(*[CROWDED] * 3 * LONG).own_share == pytest.approx(0.1, abs=1e-3)
+
+
+def test_roots_that_add_nothing_are_still_worth_something() -> None:
+    flat = CostTable((1, 1000), (0,), ((1.0,), (1.0,)), DraftingCost.constant(0.01), {})
+    crowding = Crowding()
+    for _ in range(100 * LONG):
+        crowding.observe(CROWDED, flat)
+    assert crowding.own_share == pytest.approx(LEAST)
 
 
 def test_one_open_spell_ends_it_and_steps_of_nobody_say_nothing() -> None:

@@ -14,6 +14,7 @@ from echo_sched.scheduler.plan import Load
 
 MEMORY = 0.1  # weight of the latest step
 KNEE = 0.05  # share of open steps from which on a step is decoding's own
+LEAST = 0.01  # of plain decoding's seconds: a row is never for nothing
 
 
 class Crowding:
@@ -36,5 +37,5 @@ class Crowding:
         if crowded:
             prompts, cached = load.num_prompt_tokens, load.num_cached_tokens
             more = cost.seconds_for(load.num_requests + prompts, cached) - cost.seconds_for(prompts, cached)
-            share = min(max(more / cost.seconds_for(load.num_requests, cached), 0.0), 1.0)
+            share = min(max(more / cost.seconds_for(load.num_requests, cached), LEAST), 1.0)
             self._beside += MEMORY * (share - self._beside)

@@ -17,7 +17,8 @@ from echo_sched.scheduler.cost import CostTable, DraftingCost
 from echo_sched.tree import FloatArray
 
 COMMON_MEMORY, OWN_MEMORY = 0.05, 0.02  # weight of the latest step, at least
-DRAFTING_MEMORY, FADING = 0.05, 0.002  # share of drafting's factor that a step takes away
+DRAFTING_MEMORY = 0.05  # the same of drafting's factor ...
+FADING = 0.002  # ... of which every step takes away so much
 TABLE_STEPS = 4  # the table's word at a number of rows weighs as much as so many steps there
 LIMIT = math.log(1.15)  # one step says no more than this where many have run: anything may interrupt it
 NEW = 16  # steps near a number of rows until its limit is about LIMIT
