@@ -70,7 +70,7 @@ def test_drafting_is_learned_through_interruptions_and_leaves_forwards_alone() -
     assert cost.drafting.level(4) == pytest.approx(0.15, rel=0.08)
     assert cost.seconds_for(4, 100) == TABLE.seconds_for(4, 100)
     for _ in range(NUM_STEPS):
-        cost.observe(4, 100, 5.0)  # the whole machine slows down by half
+        cost.observe(4, 100, 5.0)  # the whole machine takes twice as long
     assert cost.drafting.level(4) == pytest.approx(0.2 * (1 + 0.5 * np.exp(-0.002 * NUM_STEPS)), rel=0.08)
 
 
