@@ -1,18 +1,17 @@
-"""`python -m benchmarks.validate_simulator MEASURED SIMULATED [SIMULATED ...]`: how near the simulator comes to this
-engine.
+"""How near the simulator comes to this engine: `python -m benchmarks.validate_simulator --measured M --simulated S`.
 
-MEASURED is what `echo-sched bench compare --output` wrote, SIMULATED what `echo-sched simulate --output` did, for the
+Measured is what `echo-sched bench compare --output` wrote, simulated what `echo-sched simulate --output` did, for the
 same arms at the same concurrencies on a trace of the same answers. A machine's speed may change meanwhile: of several
-simulations, with costs timed before and after the measurement, the mean is held against it. Cells that did other work
-are refused, not compared. Knows the documents and neither program.
+measurements, and of several simulations with costs timed between them, the means are held against each other. Cells
+that did other work are refused, not compared. Knows the documents and neither program.
 """
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any, NamedTuple
 
 from benchmarks.workload import non_negative
@@ -27,23 +26,28 @@ IRRELEVANT_TO_OFF = ("max_depth", "branching", "shapes")  # of trees that plain 
 
 
 class Cell(NamedTuple):
-    """One arm at one concurrency, measured once and simulated once or more."""
+    """One arm at one concurrency, as each file has it."""
 
     arm: str
     concurrency: str
-    measured: dict[str, Any]
+    measurements: Sequence[dict[str, Any]]
     simulations: Sequence[dict[str, Any]]
 
     @property
     def measured_speed(self) -> float:
-        """Tokens per second."""
-        return float(self.measured["output_throughput"])
+        """Tokens per second, geometric mean."""
+        return geometric_mean(_speeds(self.measurements))
+
+    @property
+    def measured_range(self) -> tuple[float, float]:
+        """Tokens per second of the slowest and of the fastest repeat."""
+        lows, highs = zip(*(measured["output_throughput_spread"] for measured in self.measurements), strict=True)
+        return min(lows), max(highs)
 
     @property
     def simulated_speed(self) -> float:
         """Tokens per second, geometric mean."""
-        speeds = [math.log(simulated["output_throughput"]) for simulated in self.simulations]
-        return math.exp(sum(speeds) / len(speeds))
+        return geometric_mean(_speeds(self.simulations))
 
     @property
     def ratio(self) -> float:
@@ -56,27 +60,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.output is not None:
         check_output(args.output)
-    cells = paired(_read(args.measured), [_read(path) for path in args.simulated])
+    cells = paired([_read(path) for path in args.measured], [_read(path) for path in args.simulated])
     document = judged(cells, args.tolerance)
     if args.output is not None:
         facts = provenance(command_line("python -m benchmarks.validate_simulator", argv))
-        write_json(args.output, document | {"files": [args.measured, *args.simulated], "provenance": facts})
+        write_json(args.output, document | {"files": [*args.measured, *args.simulated], "provenance": facts})
     _show(cells, document)
     print_json({name: document[name] for name in ("within_tolerance", "same_rankings", "worst_ratio", "num_cells")})
     return 0 if document["within_tolerance"] and document["same_rankings"] else 1
 
 
-def paired(measured: dict[str, Any], simulations: Sequence[dict[str, Any]]) -> list[Cell]:
+def paired(measurements: Sequence[dict[str, Any]], simulations: Sequence[dict[str, Any]]) -> list[Cell]:
     """Cells that all documents have. Raises ConfigError where there are none or where they did different things."""
+    first, *others = documents = [*measurements, *simulations]
     cells = []
-    for arm, by_concurrency in measured["arms"].items():
-        levels = [level for level in by_concurrency if all(level in s["arms"].get(arm, {}) for s in simulations)]
+    for arm, by_concurrency in first["arms"].items():
+        levels = [level for level in by_concurrency if all(level in other["arms"].get(arm, {}) for other in others)]
         if levels:
-            for simulated in simulations:
-                _check_settings(arm, measured["settings"][arm], simulated["settings"][arm])
+            for other in others:
+                _check_settings(arm, first["settings"][arm], other["settings"][arm])
         for level in levels:
-            cell = Cell(arm, level, by_concurrency[level], [s["arms"][arm][level] for s in simulations])
-            _check_work(cell)
+            found = [document["arms"][arm][level] for document in documents]
+            cell = Cell(arm, level, found[: len(measurements)], found[len(measurements) :])
+            _check_work(arm, level, found)
             cells.append(cell)
     if not cells:
         raise ConfigError("the files have no arm at the same concurrency in common")
@@ -91,9 +97,10 @@ def judged(cells: Sequence[Cell], tolerance: float) -> dict[str, Any]:
             "ratio": cell.ratio,
             "measured": cell.measured_speed,
             "simulated": cell.simulated_speed,
-            "simulations": [simulated["output_throughput"] for simulated in cell.simulations],
+            "measurements": _speeds(cell.measurements),
+            "simulations": _speeds(cell.simulations),
             "within_tolerance": abs(cell.ratio - 1) <= tolerance,
-            "steps_ratio": _mean_steps(cell.simulations) / cell.measured["num_steps"],
+            "steps_ratio": _mean_steps(cell.simulations) / _mean_steps(cell.measurements),
         }
     levels = dict.fromkeys(cell.concurrency for cell in cells)
     rankings = {level: _ranking([cell for cell in cells if cell.concurrency == level]) for level in levels}
@@ -119,7 +126,7 @@ def _ranking(cells: Sequence[Cell]) -> dict[str, Any]:
     for one, other in combinations(cells, 2):
         gap = one.measured_speed - other.measured_speed
         if gap * (one.simulated_speed - other.simulated_speed) < 0:
-            (ties if _overlap(one.measured, other.measured) else swapped).append([one.arm, other.arm])
+            (ties if _overlap(one.measured_range, other.measured_range) else swapped).append([one.arm, other.arm])
     orders = {
         kind: [cell.arm for cell in sorted(cells, key=lambda cell: -getattr(cell, f"{kind}_speed"))]
         for kind in ("measured", "simulated")
@@ -127,28 +134,32 @@ def _ranking(cells: Sequence[Cell]) -> dict[str, Any]:
     return {**orders, "swapped": swapped, "swapped_but_tied": ties}
 
 
-def _mean_steps(simulations: Sequence[dict[str, Any]]) -> float:
-    return sum(int(simulated["num_steps"]) for simulated in simulations) / len(simulations)
+def _speeds(cells: Sequence[dict[str, Any]]) -> list[float]:
+    """Tokens per second in each file."""
+    return [float(cell["output_throughput"]) for cell in cells]
 
 
-def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    (low, high), (other_low, other_high) = one["output_throughput_spread"], other["output_throughput_spread"]
-    return bool(low <= other_high and other_low <= high)
+def _mean_steps(cells: Sequence[dict[str, Any]]) -> float:
+    return fmean(int(cell["num_steps"]) for cell in cells)
 
 
-def _check_settings(arm: str, measured: dict[str, Any], simulated: dict[str, Any]) -> None:
-    for name, value in measured.items():
-        if simulated.get(name) != value and not (arm == REFERENCE and name in IRRELEVANT_TO_OFF):
-            raise ConfigError(f"arm {arm}: {name} was {value} when measured and {simulated.get(name)} when simulated")
+def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
 
 
-def _check_work(cell: Cell) -> None:
+def _check_settings(arm: str, first: dict[str, Any], other: dict[str, Any]) -> None:
+    for name, value in first.items():
+        if other.get(name) != value and not (arm == REFERENCE and name in IRRELEVANT_TO_OFF):
+            raise ConfigError(f"arm {arm}: {name} is {value} in the first file and {other.get(name)} in another")
+
+
+def _check_work(arm: str, concurrency: str, cells: Sequence[dict[str, Any]]) -> None:
     for name in SAME_WORK:
-        for simulated in cell.simulations:
-            if cell.measured[name] != simulated[name]:
+        for other in cells[1:]:
+            if other[name] != cells[0][name]:
                 raise ConfigError(
-                    f"arm {cell.arm} at concurrency {cell.concurrency}: {name} was {cell.measured[name]} when measured "
-                    f"and {simulated[name]} when simulated; record the trace from the same prompts, with the same "
+                    f"arm {arm} at concurrency {concurrency}: {name} is {cells[0][name]} in the first file and "
+                    f"{other[name]} in another; record the trace from the same prompts, with the same "
                     "--max-new-tokens, --chat-template and --ignore-eos, and simulate as many requests"
                 )
 
@@ -170,7 +181,7 @@ def _show(cells: Sequence[Cell], document: dict[str, Any]) -> None:
     rows = []
     for cell in cells:
         row = document["ratios"][cell.arm][cell.concurrency]
-        spread = "-".join(f"{speed:.1f}" for speed in cell.measured["output_throughput_spread"])
+        spread = "-".join(f"{speed:.1f}" for speed in cell.measured_range)
         columns = [row["measured"], spread, row["simulated"], row["ratio"], row["steps_ratio"]]
         rows.append([cell.arm, cell.concurrency, *columns, "yes" if row["within_tolerance"] else "NO"])
     columns = ["arm", "concurrency", "measured tok/s", "range", "simulated tok/s", "ratio", "steps ratio", "within"]
@@ -186,13 +197,14 @@ def _parser() -> argparse.ArgumentParser:
         "python -m benchmarks.validate_simulator",
         description="Hold a simulation against measurement: speed by arm and concurrency, and the ranking of the arms.",
     )
-    parser.add_argument("measured", metavar="MEASURED", help="JSON file of `echo-sched bench compare --output`")
-    parser.add_argument(
-        "simulated",
-        nargs="+",
-        metavar="SIMULATED",
-        help="JSON file of `echo-sched simulate --output`; of several, with costs timed at several moments, the mean",
-    )
+    for name, program in (("measured", "bench compare"), ("simulated", "simulate")):
+        parser.add_argument(
+            f"--{name}",
+            nargs="+",
+            required=True,
+            metavar="FILE",
+            help=f"JSON files of `echo-sched {program} --output`; of several, made at several moments, the mean counts",
+        )
     parser.add_argument(
         "--tolerance", type=non_negative, default=0.1, metavar="X", help="share of the measured speed (default: 0.1)"
     )

@@ -139,7 +139,7 @@ def _costs(found: Calibration) -> str:
     if cost is None:
         return _text("Not measured.")
     return figures.cost_figure(found) + _text(
-        f"One draft level for one request takes {1000 * cost.drafting.level(1):.2f} ms. K_max is what the policy chose "
+        f"One draft level for one request takes {1000 * cost.drafting.start(1):.2f} ms. K_max is what the policy chose "
         "on replayed steps with --k-max-rule auto."
     )
 

@@ -46,13 +46,12 @@ def print_costs(profile: Profile, console: Console) -> None:
     _tell(console, "milliseconds of a forward, by rows and by tokens in all requests' caches:")
     _print(console, ("rows", *map(str, cost.cached_tokens)), rows)
     drafting = cost.drafting
-    by_size = zip(drafting.num_requests, drafting.start_seconds, drafting.level_seconds, strict=True)
-    _tell(console, "milliseconds of drafting, by batch size:")
-    _print(
-        console,
-        ("batch", "start", "level"),
-        [(str(size), f"{1000 * start:.2f}", f"{1000 * level:.2f}") for size, start, level in by_size],
-    )
+    for heading, sizes, seconds in (
+        ("drafting one level, by batch size", drafting.num_requests, drafting.start_seconds),
+        ("each further level, by the nodes that it is drafted below", drafting.num_nodes, drafting.level_seconds),
+    ):
+        shown = ", ".join(f"{size}: {1000 * taken:.2f}" for size, taken in zip(sizes, seconds, strict=True))
+        _tell(console, f"milliseconds of {heading}: {shown}")
     _tell(console, f"feeding the drafter a token: {1000 * drafting.pair_seconds:.3f} ms")
 
 

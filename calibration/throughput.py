@@ -158,8 +158,7 @@ class Steps:
             emitted = len(pools) + int(step.accepted.sum())
             tokens += emitted
             seconds += self._cost.seconds_for(len(pools) + int(step.report.num_nodes.sum()), cached)
-            if step.report.num_levels:
-                seconds += self._cost.drafting.seconds(len(pools), step.report.num_levels, emitted)
+            seconds += self._cost.drafting.seconds(len(pools), step.report.frontiers, emitted)
         return tokens / seconds
 
 

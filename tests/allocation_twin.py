@@ -47,7 +47,7 @@ class Outcome:
     gate_truncated: list[int] = field(default_factory=list)
     budget_truncated: list[int] = field(default_factory=list)
     price_truncated: list[int] = field(default_factory=list)
-    num_levels: int = 0
+    frontiers: list[int] = field(default_factory=list)
     deepened: dict[int, int] = field(default_factory=dict)
     num_transferred: int = 0
     num_offered: int = 0
@@ -92,7 +92,7 @@ def drive(plan: Plan, caps: Sequence[int], children: Children, shuffle: random.R
     outcome.gate_truncated = report.gate_truncated.tolist()
     outcome.budget_truncated = report.budget_truncated.tolist()
     outcome.price_truncated = report.price_truncated.tolist()
-    outcome.num_levels = report.num_levels
+    outcome.frontiers = list(report.frontiers)
     outcome.deepened = report.deepened
     outcome.num_transferred = report.num_transferred
     outcome.num_offered = report.num_offered
@@ -188,7 +188,7 @@ class SlowAllocation:
         self.fair = Fairness.neutral(len(caps)) if plan.fairness is None else plan.fairness
         self.pool: list[Wish] = []
         self.seen: list[Wish] = []
-        self.num_levels = 0
+        self.frontiers: list[int] = []
         self.pays = True
         self.outcome = Outcome()
         shares = [plan.k_max] * len(caps) if plan.shares is None else plan.shares
@@ -207,9 +207,10 @@ class SlowAllocation:
         for request in self.requests:
             request.going = request.cap >= 1 and request.share >= 1
         for depth in range(1, self.plan.max_depth + 1):
-            if self.room(depth) <= 0 or not self.pays or not any(request.going for request in self.requests):
+            frontiers = [*self.frontiers, sum(len(r.frontier) for r in self.requests if r.going)]
+            if self.room(frontiers) <= 0 or not self.pays or not any(request.going for request in self.requests):
                 break
-            self.num_levels = depth
+            self.frontiers = frontiers
             offers = [self.offers(request, depth) for request in self.requests if request.going]
             self.charge([wish for wishes in offers for wish in wishes], depth)
         if self.plan.verify and not self.plan.rerank:
@@ -311,7 +312,7 @@ class SlowAllocation:
             missing = max(0, self.fair.floor - has)
             going = any(wish.request is request for wish in ordered) and depth < request.cap
             kept_back += missing if going else min(missing, request.num_seen - has)
-        room = self.room(depth)
+        room = self.room(self.frontiers)
         others = [wish for tier in (TARGET, REST) for wish in ordered if tiers[wish] == tier]
         return (floors + others[: max(0, room - kept_back - len(floors))])[:room]
 
@@ -327,11 +328,18 @@ class SlowAllocation:
             gains[index] += wish.chance
         return tiers
 
-    def room(self, num_levels: int) -> int:
-        """Nodes that may still be verified beside so many levels of drafting."""
+    def drafting(self, frontiers: list[int]) -> float:
+        """Seconds of levels below so many nodes each."""
+        price = self.plan.price
+        assert price is not None
+        levels = [float(price.level_seconds[min(nodes, len(price.level_seconds) - 1)]) for nodes in frontiers[1:]]
+        return price.start_seconds + sum(levels) if frontiers else 0.0
+
+    def room(self, frontiers: list[int]) -> int:
+        """Nodes that may still be verified beside levels below so many nodes each."""
         price, most = self.plan.price, self.plan.k_max
         if price is not None:
-            drafting = price.start_seconds + num_levels * price.level_seconds if num_levels else 0.0
+            drafting = self.drafting(frontiers)
             seconds = [float(verify) + drafting for verify in price.verify_seconds]
             most = max((count for count in range(most + 1) if seconds[count] <= price.max_seconds), default=-1)
         return most if self.plan.rerank else most - sum(len(request.nodes) for request in self.requests)
@@ -345,7 +353,7 @@ class SlowAllocation:
             return []
         return [request.chances[path] for request in self.requests for path in request.nodes]
 
-    def rates(self, chances: list[float], num_levels: int) -> list[float]:
+    def rates(self, chances: list[float], frontiers: list[int]) -> list[float]:
         """Tokens per second with none, one, two ... of these bought beside what is verified."""
         price = self.plan.price
         assert price is not None
@@ -353,8 +361,7 @@ class SlowAllocation:
         rates = []
         for count in range(min(len(chances), self.plan.k_max - len(verified)) + 1):
             tokens = price.base_tokens + sum(verified) + sum(chances[:count])
-            drafting = price.start_seconds + num_levels * price.level_seconds if num_levels else 0.0
-            seconds = price.verify_seconds[len(verified) + count] + drafting
+            seconds = price.verify_seconds[len(verified) + count] + self.drafting(frontiers)
             rates.append(tokens / float(seconds))
         return rates
 
@@ -362,7 +369,7 @@ class SlowAllocation:
         """The beginning of the list that gives the best rate, of those that hold all that is claimed."""
         if self.plan.price is None:
             return wishes
-        rates = self.rates([wish.chance for wish in wishes], self.num_levels)[num_claimed:]
+        rates = self.rates([wish.chance for wish in wishes], self.frontiers)[num_claimed:]
         return wishes[: num_claimed + rates.index(max(rates))]
 
     def next_level_pays(self, depth: int) -> bool:
@@ -378,9 +385,13 @@ class SlowAllocation:
         ):
             return True
         optional = [wish.chance for wish in self.seen] if self.plan.rerank else []
+        if self.plan.widen:
+            anywhere = self.plan.widen_scope == "all"
+            optional = [wish.chance for wish in self.pool if anywhere or wish.at_truncation]
         share = price.continuation[min(depth, len(price.continuation) - 1)]
         hoped = sorted([*optional, *(share * chance for chance in frontier)], reverse=True)
-        return max(self.rates(hoped, depth + 1)) > max(self.rates(sorted(optional, reverse=True), depth))
+        deeper = [*self.frontiers, len(frontier)]
+        return max(self.rates(hoped, deeper)) > max(self.rates(sorted(optional, reverse=True), self.frontiers))
 
     def widen(self) -> None:
         ordered = sorted(self.pool, key=lambda wish: wish.order_across_depths)
@@ -392,7 +403,7 @@ class SlowAllocation:
             outside = self.plan.widen_scope == "truncation" and not wish.at_truncation
             allowed = tiers[wish] < REST or (self.plan.widen and not discarded and not outside)
             taken = len(request.nodes) + sum(other.request is request for other in chosen)
-            if len(chosen) < self.room(self.num_levels) and allowed and taken < request.share:
+            if len(chosen) < self.room(self.frontiers) and allowed and taken < request.share:
                 chosen.append(wish)
         for wish in self.worthwhile(chosen, sum(tiers[wish] < REST for wish in chosen)):
             self.pay(wish, self.outcome.widened)
@@ -404,7 +415,7 @@ class SlowAllocation:
         kept: list[Wish] = []
         for wish in sorted(ordered, key=lambda wish: tiers[wish]):
             mine = sum(other.request is wish.request for other in kept)
-            if mine < self.shares[wish.request.index] and len(kept) < self.room(self.num_levels):
+            if mine < self.shares[wish.request.index] and len(kept) < self.room(self.frontiers):
                 kept.append(wish)
         worth = self.worthwhile(kept, sum(tiers[wish] < REST for wish in kept))
         self.outcome.reranked = {(wish.request.index, wish.path) for wish in worth}
@@ -427,7 +438,7 @@ class SlowAllocation:
         outcome.gate_truncated = [request.gate_truncated for request in self.requests]
         outcome.budget_truncated = [request.budget_truncated for request in self.requests]
         outcome.price_truncated = [request.price_truncated for request in self.requests]
-        outcome.num_levels = self.num_levels
+        outcome.frontiers = list(self.frontiers)
         outcome.num_dropped = [0 for _ in self.requests]
         outcome.num_transferred = self.transferred()
         self.note_chances({(r.index, path): r.chances[path] for r in self.requests for path in r.nodes})

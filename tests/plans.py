@@ -27,7 +27,7 @@ def prices(draw: st.DrawFn, k_max: int, num_requests: int, max_depth: int) -> Pr
         verify_seconds=np.cumsum([chance.uniform(0.5, 1.5), *rises]),
         prompt_seconds=chance.choice((0.0, 2.0)),
         start_seconds=chance.choice((0.0, 0.1)),
-        level_seconds=chance.choice((0.0, 0.03, 0.3)),
+        level_seconds=np.cumsum([chance.choice((0.0, 0.03, 0.3)) * chance.uniform(0.9, 1.1) for _ in range(4)]),
         continuation=np.array([chance.uniform(0.3, 1.0) for _ in range(max_depth)]),
         max_seconds=chance.choice((math.inf, math.inf, 1.7, 1.1)),
     )

@@ -116,12 +116,12 @@ def test_what_is_bought_at_a_price_is_never_worth_less_than_nothing(
     free = replace(plan, rerank=rerank, widen=not rerank, verify=True, fairness=None)  # what is claimed may cost
     driven = drive(free, caps, scattered(seed))
     report, price = driven.report, plan.price
-    drafting = price.drafting_seconds(report.num_levels)
+    drafting = price.drafting_seconds(report.frontiers)
     rate = (price.base_tokens + report.expected) / (price.verify_seconds[report.num_nodes.sum()] + drafting)
     assert rate >= price.base_tokens / (price.verify_seconds[0] + drafting) * (1 - 1e-12)
 
 
-FLAT = Price(2.0, np.full(9, 1.0), 0.0, 0.0, 0.1, np.ones(4))
+FLAT = Price(2.0, np.full(9, 1.0), 0.0, 0.1, np.array([0.1]), np.ones(4))
 
 
 def test_free_verification_buys_everything_and_a_steep_curve_nothing() -> None:
@@ -133,18 +133,40 @@ def test_free_verification_buys_everything_and_a_steep_curve_nothing() -> None:
 
 
 def test_a_step_of_the_curve_is_bought_up_to_its_end() -> None:
-    """Three nodes (0.9, 0.81, 0.35) are free beside two roots; the fourth, of chance 0.73, would cost 0.3 s for all."""
-    stairs = FLAT._replace(verify_seconds=np.array([1.0] * 4 + [1.3] * 5), level_seconds=0.0)
+    """Three nodes (0.9, 0.81, 0.35) are free beside two roots; the fourth, of chance 0.73, would cost 0.5 s for all."""
+    stairs = FLAT._replace(verify_seconds=np.array([1.0] * 4 + [1.5] * 5), start_seconds=0.0, level_seconds=np.zeros(1))
     driven = drive(echo_plan(8, price=stairs, thresholds=(None,) * 4), [8, 8], scripted({0: UNSURE, 1: SURE}))
     assert driven.report.num_nodes.tolist() == [1, 2]
 
 
 def test_a_level_that_cannot_pay_for_its_drafting_is_not_drafted() -> None:
     """Each further level is hoped to add 0.9, 0.81, ... tokens to 2 per second."""
-    dear = FLAT._replace(level_seconds=0.4, base_tokens=1.0)
+    dear = FLAT._replace(start_seconds=0.4, level_seconds=np.array([0.4]), base_tokens=1.0)
     driven = drive(echo_plan(8, price=dear), [8], scripted({0: SURE}))
     rates = [(1 + sum(0.9**d for d in range(1, n + 1))) / (1 + 0.4 * n) for n in range(1, 5)]
     assert driven.report.num_levels == 1 + rates.index(max(rates))
+
+
+def test_a_level_competes_with_what_widening_can_buy_without_it() -> None:
+    """Two nodes are free. The gate stops the second request, whose candidate is nearly as good as a further level."""
+    stairs = FLAT._replace(verify_seconds=np.array([1.0, 1.0, 1.0, 3.0, 9.0]), start_seconds=0.0)
+    offers = scripted({0: {(): {1: 0.9}, (1,): {2: 0.3}}, 1: {(): {3: 0.59}}})
+    levels = {}
+    for widen in (False, True):
+        plan = echo_plan(4, price=stairs, thresholds=(0.6, None, None, None), widen=widen)
+        levels[widen] = drive(plan, [8, 8], offers).report.num_levels
+    assert levels == {False: 2, True: 1}
+
+
+def test_a_level_below_many_nodes_pays_less_than_one_below_few() -> None:
+    """Four trees are worth four times as much, but levels take more than that below four nodes."""
+    flat = FLAT._replace(verify_seconds=np.full(17, 1.0), level_seconds=np.array([0.1, 0.1, 0.1, 0.1, 4.0]))
+    levels = {}
+    for size in (1, 4):
+        price = flat._replace(base_tokens=float(size))
+        driven = drive(echo_plan(16, price=price), [8] * size, scripted(dict.fromkeys(range(size), SURE)))
+        levels[size] = driven.report.frontiers
+    assert levels == {1: (1, 1, 1, 1), 4: (4,)}
 
 
 def echo_plan(k_max: int, **changes: object) -> Plan:

@@ -58,7 +58,7 @@ def test_it_learns_what_children_keep_and_forgets_it_where_nothing_is_drafted() 
 
 def test_a_level_that_never_pays_is_drafted_no_more() -> None:
     """Likely nodes, unlikely children: a second level pays only as long as children are hoped to be as likely."""
-    dear = Price(2.0, 2.0 + 0.5 * np.arange(41.0), 0.0, 0.0, 0.2, np.ones(3))
+    dear = Price(2.0, 2.0 + 0.5 * np.arange(41.0), 0.0, 0.2, np.array([0.2]), np.ones(3))
     continuation = Continuation(replace(BUILT_IN, depths=()), 3)
 
     def children(request: int, path: tuple[int, ...]) -> list[tuple[int, float]]:

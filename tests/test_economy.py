@@ -94,7 +94,7 @@ def test_a_probe_drafts_for_few_requests_and_learns_what_all_would_gain() -> Non
 
 def test_what_the_drafter_missed_must_be_earned_back() -> None:
     """The same gain and costs: paid for where the drafter is up to date, not where it has everything to catch up on."""
-    feeding = replace(FREE, drafting=DraftingCost((1,), (0.0,), (0.0,), 0.01))
+    feeding = replace(FREE, drafting=DraftingCost((1,), (0.0,), (1,), (0.0,), 0.01))
     chosen = []
     for num_missed in (0, 100):
         economy = Economy(PolicySettings(k_max=40), priced(feeding))

@@ -65,7 +65,7 @@ def test_a_step_never_takes_longer_than_its_bound(step: Step, stretch: float) ->
     price = plan.price._replace(max_seconds=stretch * plan.price.verify_seconds[0])
     report = drive(replace(plan, price=price), caps, scattered(seed)).report
     if report.num_levels:
-        seconds = price.verify_seconds[report.num_nodes.sum()] + price.drafting_seconds(report.num_levels)
+        seconds = price.verify_seconds[report.num_nodes.sum()] + price.drafting_seconds(report.frontiers)
         assert seconds <= price.max_seconds
 
 
@@ -109,7 +109,7 @@ def test_a_target_is_served_first_with_as_much_as_it_needs(rerank: bool) -> None
 
 
 def test_what_a_target_needs_is_bought_at_any_price() -> None:
-    dear = Price(2.0, 1.0 + np.arange(9.0), 0.0, 0.0, 0.0, np.ones(4))
+    dear = Price(2.0, 1.0 + np.arange(9.0), 0.0, 0.0, np.zeros(1), np.ones(4))
     for need, num_nodes in ((0.0, [0, 0]), (0.5, [0, 1]), (1.0, [0, 2])):
         fairness = Fairness.of(2, 8, need=np.array([0.0, need]))
         plan = fair_plan(8, fairness, price=dear, thresholds=(None,) * 4)

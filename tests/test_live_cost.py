@@ -63,22 +63,22 @@ def test_the_first_step_of_a_size_is_not_taken_for_what_others_take() -> None:
 
 def test_drafting_is_learned_through_interruptions_and_leaves_forwards_alone() -> None:
     cost = LiveCost(TABLE)
-    cost.observe_drafting(4, 2, 0, 50.0)  # the first of a size compiles
+    cost.observe_drafting(4, (4, 4), 0, 50.0)  # the first of a size compiles
     assert cost.drafting == TABLE.drafting
     for step in range(NUM_STEPS):
-        cost.observe_drafting(4, 2, 0, 0.3 * (20.0 if step % 50 == 25 else 1.0))  # the table says 0.2
-    assert cost.drafting.level(4) == pytest.approx(0.15, rel=0.08)
+        cost.observe_drafting(4, (4, 4), 0, 0.3 * (20.0 if step % 50 == 25 else 1.0))  # the table says 0.2
+    assert cost.drafting.start(4) == pytest.approx(0.15, rel=0.08)
     assert cost.seconds_for(4, 100) == TABLE.seconds_for(4, 100)
     for _ in range(NUM_STEPS):
         cost.observe(4, 100, 5.0)  # the whole machine takes twice as long
-    assert cost.drafting.level(4) == pytest.approx(0.2 * (1 + 0.5 * np.exp(-0.002 * NUM_STEPS)), rel=0.08)
+    assert cost.drafting.start(4) == pytest.approx(0.2 * (1 + 0.5 * np.exp(-0.002 * NUM_STEPS)), rel=0.08)
 
 
 def test_drafting_that_the_table_has_for_nothing_is_not_learned() -> None:
     cost = LiveCost(replace(TABLE, drafting=DraftingCost.constant(0.0)))
     for _ in range(3):
-        cost.observe_drafting(4, 2, 8, 0.3)
-    assert cost.drafting.level(4) == 0.0
+        cost.observe_drafting(4, (4, 4), 8, 0.3)
+    assert cost.drafting.start(4) == 0.0
 
 
 def test_a_policy_stops_drafting_where_drafting_takes_too_long() -> None:

@@ -53,7 +53,8 @@ VALID: dict[str, Any] = {
         "drafting": {
             "num_requests": [1, 16],
             "start_seconds": [0.001, 0.002],
-            "level_seconds": [0.001, 0.004],
+            "num_nodes": [1, 8, 24],
+            "level_seconds": [0.001, 0.002, 0.004],
             "pair_seconds": 0.0001,
         },
         "machine": {"cpu": "any"},
@@ -137,7 +138,12 @@ def test_built_in_profiles_are_valid_and_match_any_model(profile: Profile) -> No
         ),
         (changed("cost", "drafting", "start_seconds", to=[0.1]), "drafting.start_seconds must hold one number per"),
         (
-            changed("cost", "drafting", "level_seconds", to=[0.1, -0.1]),
+            changed("cost", "drafting", "level_seconds", to=[0.1]),
+            "drafting.level_seconds must hold one number per num_n",
+        ),
+        (changed("cost", "drafting", "num_nodes", to=[1, 1, 2]), "cost.drafting.num_nodes must ascend from at least 1"),
+        (
+            changed("cost", "drafting", "level_seconds", to=[0.1, 0.1, -0.1]),
             "drafting.level_seconds must be finite and not neg",
         ),
         (changed("cost", "drafting", "pair_seconds", to=-1), "cost.drafting.pair_seconds must be a number in"),
@@ -245,11 +251,12 @@ def test_cost_with_one_column_or_a_falling_last_segment() -> None:
     assert noisy.seconds_for(1, 1000) == 1.0
 
 
-def test_drafting_costs_by_batch() -> None:
-    drafting = DraftingCost((4, 8), (1.0, 1.0), (2.0, 6.0), 0.5)
+def test_drafting_costs_by_batch_and_by_the_nodes_of_each_level() -> None:
+    drafting = DraftingCost((1, 2), (1.0, 1.0), (4, 8), (2.0, 6.0), 0.5)
     assert [drafting.start(size) for size in (1, 6, 99)] == [1.0, 1.0, 1.0]
-    assert [drafting.level(size) for size in (1, 4, 6, 8, 12)] == [2.0, 2.0, 4.0, 6.0, 10.0]
-    assert [DraftingCost.constant(0.3).level(size) for size in (1, 64)] == [0.3, 0.3]
+    assert drafting.levels([1, 4, 6, 8, 12]).tolist() == [2.0, 2.0, 4.0, 6.0, 10.0]
+    assert [drafting.seconds(6, frontiers, 2) for frontiers in ((), (6,), (6, 4, 12))] == [0.0, 2.0, 14.0]
+    assert DraftingCost.constant(0.3).seconds(64, (64, 5), 9) == 0.6
 
 
 def test_a_table_may_leave_its_overhead_out() -> None:

@@ -34,7 +34,7 @@ def gaps(policy_name: str, **settings: object) -> list[float]:
         report = drive(policy.plan(load), [20] * BATCH, one_of_them_unsure).report
         policy.observe(load, Feedback(report))
         rows = BATCH + int(report.num_nodes.sum())
-        found.append(CURVE.seconds_for(rows, 0.0) + report.num_levels * LEVELS.level(BATCH))
+        found.append(CURVE.seconds_for(rows, 0.0) + LEVELS.seconds(BATCH, report.frontiers, 0))
     return found
 
 

@@ -32,49 +32,51 @@ def document(factor: float = 1.0) -> dict[str, Any]:
 
 
 def test_ratios_and_rankings_of_a_good_simulation() -> None:
-    found = judged(paired(document(), [document(1.05)]), 0.1)
+    found = judged(paired([document()], [document(1.05)]), 0.1)
     assert found["within_tolerance"] and found["same_rankings"] and found["num_cells"] == 4
     assert found["ratios"]["echo"]["16"]["ratio"] == pytest.approx(1.05) == found["worst_ratio"]
     assert found["rankings"]["4"]["measured"] == ["echo", "off"] and found["rankings"]["16"]["measured"][0] == "off"
-    assert not judged(paired(document(), [document(1.15)]), 0.1)["within_tolerance"]
-    assert not judged(paired(document(), [document(0.85)]), 0.1)["within_tolerance"]
+    assert not judged(paired([document()], [document(1.15)]), 0.1)["within_tolerance"]
+    assert not judged(paired([document()], [document(0.85)]), 0.1)["within_tolerance"]
 
 
 def test_a_swapped_pair_is_named_unless_the_repeats_overlap() -> None:
     simulated = document()
     simulated["arms"]["echo"]["4"]["output_throughput"] = 99.0
-    found = judged(paired(document(), [simulated]), 0.3)
+    found = judged(paired([document()], [simulated]), 0.3)
     assert found["rankings"]["4"]["swapped"] == [["off", "echo"]] and not found["same_rankings"]
     noisy = document()
     noisy["arms"]["echo"]["4"]["output_throughput_spread"] = [90.0, 150.0]
-    tied = judged(paired(noisy, [simulated]), 0.3)
+    tied = judged(paired([noisy], [simulated]), 0.3)
     assert tied["rankings"]["4"]["swapped_but_tied"] == [["off", "echo"]] and tied["same_rankings"]
 
 
-def test_of_several_simulations_the_mean_is_held_against_the_measurement() -> None:
-    found = judged(paired(document(), [document(0.8), document(1.25)]), 0.1)
+def test_of_several_files_the_mean_is_held_against_the_other_mean() -> None:
+    slow, fast = document(0.8), document(1.25)
+    found = judged(paired([slow, fast], [document(), fast, slow]), 0.1)
     cell = found["ratios"]["echo"]["4"]
-    assert cell["ratio"] == pytest.approx(1.0) and cell["simulations"] == [96.0, 150.0]
+    assert cell["ratio"] == pytest.approx(1.0)
+    assert cell["measurements"] == [96.0, 150.0] and cell["simulations"] == [120.0, 150.0, 96.0]
     assert found["within_tolerance"] and found["same_rankings"]
     other = document()
     other["arms"]["off"]["4"]["num_output_tokens"] = 1
     with pytest.raises(ConfigError, match="off at concurrency 4: num_output_tokens"):
-        paired(document(), [document(), other])
+        paired([document()], [document(), other])
 
 
 def test_other_settings_or_other_work_are_refused() -> None:
     other = document()
     other["settings"]["echo"]["k_max"] = 64
-    with pytest.raises(ConfigError, match="arm echo: k_max was 32 when measured and 64 when simulated"):
-        paired(document(), [other])
+    with pytest.raises(ConfigError, match="arm echo: k_max is 32 in the first file and 64 in another"):
+        paired([document()], [other])
     other = document()
     other["settings"]["off"]["max_depth"] = 4  # plain decoding has no trees
-    assert len(paired(document(), [other])) == 4
+    assert len(paired([document()], [other])) == 4
     other["arms"]["off"]["4"]["num_prompt_tokens"] = 98
-    with pytest.raises(ConfigError, match=r"off at concurrency 4: num_prompt_tokens was 99 .* and 98"):
-        paired(document(), [other])
+    with pytest.raises(ConfigError, match=r"off at concurrency 4: num_prompt_tokens is 99 .* and 98 in another"):
+        paired([document()], [other])
     with pytest.raises(ConfigError, match="no arm at the same concurrency"):
-        paired(document(), [{"arms": {"off": {"5": {}}}, "settings": {}}])
+        paired([document()], [{"arms": {"off": {"5": {}}}, "settings": {}}])
 
 
 def test_from_two_files_to_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,16 +84,17 @@ def test_from_two_files_to_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixtu
     measured.write_text(json.dumps(document()))
     near = copy.deepcopy(document(0.95))
     simulated.write_text(json.dumps(near))
-    assert main([str(measured), str(simulated), "--output", str(out)]) == 0
+    files = ["--measured", str(measured), "--simulated", str(simulated)]
+    assert main([*files, "--output", str(out)]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["worst_ratio"] == pytest.approx(0.95)
     assert json.loads(out.read_text())["ratios"]["off"]["4"]["within_tolerance"]
     assert "ranking at 16" in captured.err and "Simulated against measured" in captured.err
-    assert main([str(measured), str(simulated), "--tolerance", "0.01"]) == 1
+    assert main([*files, "--tolerance", "0.01"]) == 1
 
 
 def test_what_is_no_document_is_one_line(tmp_path: Path) -> None:
     for text in ("", "[]", '{"arms": {}}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(DataError, match=r"bad\.json"):
-            main([str(tmp_path / "bad.json"), str(tmp_path / "bad.json")])
+            main(["--measured", str(tmp_path / "bad.json"), "--simulated", str(tmp_path / "bad.json")])

@@ -91,7 +91,7 @@ class Simulation:
         drafting = [request for request, cap in zip(decoding, caps, strict=True) if cap > 0]
         num_rows = load.num_requests + load.num_prompt_tokens + num_verified
         seconds = self._cost.seconds_for(num_rows, load.num_cached_tokens)
-        seconds += self._drafting_seconds(drafting, report.num_levels)
+        seconds += self._drafting_seconds(drafting, report.frontiers)
         if self._cost.overhead is not None:
             seconds += self._cost.overhead.seconds_for(len(decoding) + len(chunks))
         self._clock += seconds
@@ -111,14 +111,14 @@ class Simulation:
             num_cut,
         )
 
-    def _drafting_seconds(self, drafting: list[_Request], num_levels: int) -> float:
+    def _drafting_seconds(self, drafting: list[_Request], frontiers: tuple[int, ...]) -> float:
         """Seconds of drafting, all requests that may draft being fed."""
-        if num_levels == 0:
+        if not frontiers:
             return 0.0
         num_fed = sum(request.num_computed - request.num_fed for request in drafting)
         for request in drafting:
             request.num_fed = request.num_computed
-        return self._cost.drafting.seconds(len(drafting), num_levels, num_fed)
+        return self._cost.drafting.seconds(len(drafting), frontiers, num_fed)
 
     def _admit(self) -> None:
         for _ in range(num_admitted(len(self._waiting), self._concurrency - len(self._running))):

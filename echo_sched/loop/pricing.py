@@ -65,6 +65,8 @@ def _log(table: CostTable) -> None:
     cached = "/".join(map(str, table.cached_tokens))
     logger.info("milliseconds of a forward by its tokens, with %s tokens cached: %s", cached, shown)
     drafting = table.drafting
-    for size, start, level in zip(drafting.num_requests, drafting.start_seconds, drafting.level_seconds, strict=True):
-        logger.info("drafting for %d: %.1f ms a step and %.1f ms a level", size, 1000 * start, 1000 * level)
+    for size, start in zip(drafting.num_requests, drafting.start_seconds, strict=True):
+        logger.info("drafting one level for %d: %.1f ms", size, 1000 * start)
+    for nodes, level in zip(drafting.num_nodes, drafting.level_seconds, strict=True):
+        logger.info("each further level below %d nodes: %.1f ms", nodes, 1000 * level)
     logger.info("catching up: %.3f ms a token", 1000 * drafting.pair_seconds)

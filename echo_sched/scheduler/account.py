@@ -4,6 +4,8 @@ Where the plan has a price, only what is claimed is bought without raising the t
 candidates and no order among them.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from echo_sched.scheduler.order import rank_within
@@ -40,20 +42,22 @@ class Account:
     def num_paid(self) -> int:
         return 0 if self._free else int(self.num_nodes.sum())
 
-    def room(self, num_levels: int) -> int:
-        """Nodes that may yet be bought, R, beside the drafting of so many levels."""
-        plan = self._plan
-        most = plan.k_max if plan.price is None else min(plan.k_max, plan.price.most_nodes(num_levels))
+    def room(self, frontiers: Sequence[int]) -> int:
+        """Nodes that may yet be bought, R, beside the drafting of levels below so many nodes each, the roots first."""
+        plan, price = self._plan, self._plan.price
+        most = plan.k_max if price is None else min(plan.k_max, price.most_nodes(price.drafting_seconds(frontiers)))
         return most - self.num_paid
 
-    def num_bought(self, chances: FloatArray, num_claimed: int, num_levels: int) -> int:
-        """How many of the affordable nodes [G] are worth it, beside the claimed ones before them."""
+    def num_bought(self, chances: FloatArray, num_claimed: int, frontiers: Sequence[int]) -> int:
+        """How many of the affordable nodes [G] are worth it, beside the claimed ones before them and such drafting."""
         price = self._plan.price
         if price is None or self._free:
             return len(chances)
         gained = self.gained + float(chances[:num_claimed].sum())
         num_nodes = self.num_paid + num_claimed
-        return num_claimed + price.best_count(gained, chances[num_claimed:], num_nodes, num_levels)
+        return num_claimed + price.best_count(
+            gained, chances[num_claimed:], num_nodes, price.drafting_seconds(frontiers)
+        )
 
     def charge(self, request: IntArray, depth: IntArray, chance: FloatArray) -> IntArray:
         """Pay for nodes [G]. Returns their numbers [G]: a request's k-th node is node k."""

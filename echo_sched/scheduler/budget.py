@@ -53,8 +53,10 @@ class Allocation:
         # reranks. In no order.
         self._best_chances, self._best_worths = np.zeros(0), np.zeros(0)
         self.active: BoolArray = (self._caps > 0) & (self._shares > 0)  # [B] requests whose trees go on
-        self._frontier = float(self.active.sum())  # chances of the nodes whose children come next
-        self._goes_on = self._account.room(1) > 0
+        self._spare = np.zeros(0)  # the K_max largest chances of what may be widened with, in no order
+        self._frontiers: list[int] = []  # nodes above each level that was drafted, the roots first
+        self._frontier = self.active[self.active].astype(np.float64)  # chances of the nodes whose children come next
+        self._goes_on = self._room_below() > 0
 
     @property
     def done(self) -> bool:
@@ -69,6 +71,7 @@ class Allocation:
         assert not self.done and not self._finished
         assert self.active[candidates.request].all(), "only active requests have candidates"
         self._depth += 1
+        self._frontiers.append(self._frontier.size)
         row = self._level.rows(candidates)
         chance = self._acceptance.chance(self._depth, candidates.path_logp, candidates.request)
         chance = np.minimum(self._level.chance[row], chance)
@@ -79,7 +82,7 @@ class Allocation:
         self._note_seen(candidates, chance)
         offered = self._offered(candidates, decision)
         granted, num_claimed = self._affordable(offered, candidates.request, chance)
-        bought = granted[: self._account.num_bought(chance[granted], num_claimed, self._depth)]
+        bought = granted[: self._account.num_bought(chance[granted], num_claimed, self._frontiers)]
         self._tally.note_level(
             self._depth, decision, *(candidates.request[rows] for rows in (offered, granted, bought))
         )
@@ -88,13 +91,13 @@ class Allocation:
         numbers = np.full(candidates.size, NOT_GRANTED)
         depths = np.full(candidates.size, self._depth)
         numbers[bought] = self._account.charge(candidates.request[bought], depths[bought], chance[bought])
+        self._note_spare(chance, decision.stopped, numbers)
         self._level = Level.of(candidates.take(bought), numbers[bought], chance[bought], self._account.num_nodes)
         self._seen.append(Seen(candidates, numbers, depths, chance, decision.stopped))
         served = mask(len(self._caps), candidates.request[bought])
         self.active = served & (self._caps > self._depth) & (self._account.num_nodes < self._limits)
-        frontier = chance[bought][self.active[candidates.request[bought]]]
-        self._frontier = float(frontier.sum())
-        self._goes_on = self._account.room(self._depth + 1) > 0 and self._next_level_pays(frontier)
+        self._frontier = chance[bought][self.active[candidates.request[bought]]]
+        self._goes_on = self._room_below() > 0 and self._next_level_pays()
         return Grant(candidates.take(bought), numbers[bought], self.active)
 
     def finish(self) -> Selection:
@@ -102,7 +105,7 @@ class Allocation:
         assert not self._finished
         self._finished = True
         self._seen = [Seen.concat(self._seen)]
-        grown = Grown(self._plan, self._fairness, self._shares, self._seen[0], self._account, self._depth)
+        grown = Grown(self._plan, self._fairness, self._shares, self._seen[0], self._account, tuple(self._frontiers))
         selection, self._account = finish(grown, self._tally)
         return selection
 
@@ -110,7 +113,7 @@ class Allocation:
     def report(self) -> AllocationReport:
         """What was done so far."""
         account = self._account
-        return self._tally.report(self._depth, account.num_nodes, Seen.concat(self._seen), account.gained_at)
+        return self._tally.report(tuple(self._frontiers), account.num_nodes, Seen.concat(self._seen), account.gained_at)
 
     def _read_gate(self, candidates: Offers, frontier_row: IntArray) -> GateDecision:
         # The root has S = 0 and would never stop, so at depth 1 a branch is judged by its own first node.
@@ -121,7 +124,7 @@ class Allocation:
         """Rows of the candidates' parents and chances [C], best first."""
         likeliest = np.zeros(len(self._level.chance))
         likeliest[frontier_row[::-1]] = chance[::-1]  # of entries for one place the last stays
-        self._tally.note_family(self._frontier, float(likeliest.sum()))
+        self._tally.note_family(float(self._frontier.sum()), float(likeliest.sum()))
 
     def _note_seen(self, candidates: Offers, chance: FloatArray) -> None:
         self._num_seen = self._num_seen + np.bincount(candidates.request, minlength=len(self._caps))
@@ -129,6 +132,14 @@ class Allocation:
             worth = chance * self._fairness.weight[candidates.request]
             self._best_chances = largest(np.concatenate([self._best_chances, chance]), self._plan.k_max)
             self._best_worths = largest(np.concatenate([self._best_worths, worth]), self._plan.k_max)
+
+    def _note_spare(self, chance: FloatArray, stopped: BoolArray, numbers: IntArray) -> None:
+        """Chances, whether the gate stopped them, and node numbers of the candidates [C] of one depth."""
+        if self._plan.widen and self._plan.price is not None:
+            spare = numbers == NOT_GRANTED
+            if self._plan.widen_scope == "truncation":
+                spare &= stopped
+            self._spare = largest(np.concatenate([self._spare, chance[spare]]), self._plan.k_max)
 
     def _offered(self, candidates: Offers, decision: GateDecision) -> IntArray:
         """Rows that requests ask for: past the gate, within siblings, width and share."""
@@ -150,7 +161,7 @@ class Allocation:
         """
         account = self._account
         if not (self._fairness.claims or self._plan.rerank):
-            return offered[: account.room(self._depth)], 0
+            return offered[: account.room(self._frontiers)], 0
         tier = self._fairness.tiers(request[offered], chance[offered], account)
         if self._plan.rerank:
             if self._plan.shares is None and offered.size:
@@ -159,7 +170,7 @@ class Allocation:
                 offered = offered[(worth >= self._best_worths.min()) | (tier < REST)]
             return offered, 0
         order = np.argsort(tier, kind="stable")
-        offered, tier, room = offered[order], tier[order], account.room(self._depth)
+        offered, tier, room = offered[order], tier[order], account.room(self._frontiers)
         in_floor = np.bincount(request[offered[tier == FLOOR]], minlength=len(self._caps))
         num_nodes, going = account.num_nodes + in_floor, mask(len(self._caps), request[offered])
         spare = self._num_seen - num_nodes
@@ -167,13 +178,16 @@ class Allocation:
         count = min(max(room - kept_back, int(in_floor.sum())), room, len(offered))
         return offered[:count], int((tier[:count] < REST).sum())
 
-    def _next_level_pays(self, frontier: FloatArray) -> bool:
-        """`frontier`: chances of the nodes whose children would be drafted."""
-        price, account = self._plan.price, self._account
+    def _room_below(self) -> int:
+        """Room beside the drafting of one level more."""
+        return self._account.room([*self._frontiers, self._frontier.size])
+
+    def _next_level_pays(self) -> bool:
+        price, account, frontier = self._plan.price, self._account, self._frontier
         if price is None or frontier.size == 0:
             return True
         if (self.active & self._fairness.in_need(account)).any():
             return True
         if self._plan.rerank:
-            return price.pays(0.0, self._best_chances, frontier, 0, self._depth)
-        return price.pays(account.gained, np.zeros(0), frontier, account.num_paid, self._depth)
+            return price.pays(0.0, self._best_chances, frontier, 0, self._frontiers)
+        return price.pays(account.gained, self._spare, frontier, account.num_paid, self._frontiers)

@@ -1,11 +1,11 @@
 """What a step costs on the machine at hand, as measured tables: the packed forward, and drafting beside it.
 
     T(N, C)      one forward of N packed tokens while the requests in it have C tokens in their caches, all together
-    level(B)     drafting one level of B nodes
+    level(F)     drafting one level more, below F nodes
     overhead(B)  the host's share of a step without drafts, where it was measured; prices do not need it
     pair         feeding the drafter one committed token
-    start(B)     what else a step takes more that drafts for B requests: calls that take long for few rows too, and the
-                 host's work on trees
+    start(B)     what else a step takes more that drafts for B requests: the first level, calls that take long for few
+                 rows too, and the host's work on trees
 
 Between measured numbers everything is linear: rounding up to the next measured one would invent steps (the first node
 would cost as much as a dozen). A kernel's own step stays a step where both of its sides were measured. Stored in
@@ -24,11 +24,11 @@ import numpy as np
 
 from echo_sched.errors import ProfileError
 from echo_sched.scheduler.fields import Fields, is_number
-from echo_sched.tree import FloatArray
+from echo_sched.tree import FloatArray, IntArray
 
 KEYS = ("num_tokens", "cached_tokens", "seconds", "drafting", "machine")
 OPTIONAL_KEYS = ("overhead",)
-DRAFTING_KEYS = ("num_requests", "start_seconds", "level_seconds", "pair_seconds")
+DRAFTING_KEYS = ("num_requests", "start_seconds", "num_nodes", "level_seconds", "pair_seconds")
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,17 @@ class DraftingCost:
     """Measured seconds of drafting. Raises ProfileError, naming the field, for an impossible table."""
 
     num_requests: tuple[int, ...]  # [batches] ascending
-    start_seconds: tuple[float, ...]  # [batches]
-    level_seconds: tuple[float, ...]  # [batches]
+    start_seconds: tuple[float, ...]  # [batches] of a step that drafts one level, beyond its forward and feeding
+    num_nodes: tuple[int, ...]  # [sizes] ascending
+    level_seconds: tuple[float, ...]  # [sizes] of each further level, by how many nodes it is drafted below
     pair_seconds: float  # per committed token that the drafter is fed
 
     def __post_init__(self) -> None:
-        _check_ascending("drafting.num_requests", self.num_requests, 1)
-        for name in ("start_seconds", "level_seconds"):
+        for numbers, name in (("num_requests", "start_seconds"), ("num_nodes", "level_seconds")):
+            _check_ascending(f"drafting.{numbers}", getattr(self, numbers), 1)
             values = getattr(self, name)
-            if len(values) != len(self.num_requests):
-                raise ProfileError(f"cost.drafting.{name} must hold one number per num_requests")
+            if len(values) != len(getattr(self, numbers)):
+                raise ProfileError(f"cost.drafting.{name} must hold one number per {numbers}")
             if not all(math.isfinite(value) and value >= 0 for value in values):
                 raise ProfileError(f"cost.drafting.{name} must be finite and not negative")
         if not (math.isfinite(self.pair_seconds) and self.pair_seconds >= 0):
@@ -54,30 +55,36 @@ class DraftingCost:
     @staticmethod
     def constant(level_seconds: float) -> "DraftingCost":
         """A level takes so long whatever its size, and nothing else takes any time."""
-        return DraftingCost((1,), (0.0,), (level_seconds,), 0.0)
+        return DraftingCost((1,), (level_seconds,), (1,), (level_seconds,), 0.0)
 
     def start(self, num_requests: int) -> float:
-        """Seconds of a step that drafts, beyond its forward, its levels and feeding."""
+        """Seconds of a step that drafts one level, beyond its forward and feeding."""
         return float(_read(self.num_requests, self.start_seconds, num_requests))
 
-    def level(self, num_requests: int) -> float:
-        """Seconds of one level with a node of each request."""
-        return float(_read(self.num_requests, self.level_seconds, num_requests))
+    def levels(self, num_nodes: Sequence[int] | IntArray) -> FloatArray:
+        """[levels] seconds of each further level, by how many nodes it is drafted below."""
+        return _read(self.num_nodes, self.level_seconds, np.asarray(num_nodes))
 
-    def seconds(self, num_requests: int, num_levels: int, num_fed: int) -> float:
-        """Of a step that drafts so many levels for so many requests, fed with so many tokens, beside its forward."""
-        levels = num_levels * self.level(num_requests)
+    def seconds(self, num_requests: int, frontiers: Sequence[int], num_fed: int) -> float:
+        """Of a step that drafts for so many requests, beside its forward; nothing where it drafts no level.
+
+        frontiers [levels]: how many nodes each level is drafted below, the roots first; num_fed: tokens fed before.
+        """
+        if not frontiers:
+            return 0.0
+        levels = float(self.levels(frontiers[1:]).sum())
         return self.start(num_requests) + levels + num_fed * self.pair_seconds
 
     def times(self, factor: float) -> "DraftingCost":
         """The same, so many times as dear."""
         starts, levels = ([factor * seconds for seconds in part] for part in (self.start_seconds, self.level_seconds))
-        return DraftingCost(self.num_requests, tuple(starts), tuple(levels), factor * self.pair_seconds)
+        return DraftingCost(self.num_requests, tuple(starts), self.num_nodes, tuple(levels), factor * self.pair_seconds)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "num_requests": list(self.num_requests),
             "start_seconds": list(self.start_seconds),
+            "num_nodes": list(self.num_nodes),
             "level_seconds": list(self.level_seconds),
             "pair_seconds": self.pair_seconds,
         }
@@ -88,6 +95,7 @@ class DraftingCost:
         return DraftingCost(
             num_requests=_integers(fields, "num_requests"),
             start_seconds=fields.numbers("start_seconds"),
+            num_nodes=_integers(fields, "num_nodes"),
             level_seconds=fields.numbers("level_seconds"),
             pair_seconds=fields.number("pair_seconds"),
         )

@@ -164,7 +164,7 @@ class Economy:
         usual = self._planned.max_drafting is None and not feedback.explored  # everybody drafts
         if feedback.draft_seconds is not None and report.num_levels and usual:
             num_fed = round(self._missed) + self._fresh
-            self._cost.observe_drafting(load.num_requests, report.num_levels, num_fed, feedback.draft_seconds)
+            self._cost.observe_drafting(load.num_requests, report.frontiers, num_fed, feedback.draft_seconds)
 
     def _price(self, load: Load, k_max: int) -> Price:
         assert self._cost is not None
@@ -179,7 +179,7 @@ class Economy:
             verify_seconds=own + curve - curve[0],
             prompt_seconds=float(curve[0]) - own,
             start_seconds=drafting.start(load.num_requests) + fed * drafting.pair_seconds,
-            level_seconds=drafting.level(load.num_requests),
+            level_seconds=drafting.levels(np.arange(k_max + 1)),
             max_seconds=np.inf if stretch is None else own + stretch * alone,
             continuation=self._continuation.shares,
         )
@@ -192,7 +192,9 @@ class Economy:
         price = self._price(load, self._settings.k_max)
         nodes = np.arange(self._settings.k_max + 1.0)
         gain, levels = self._gains.of(nodes, load.num_requests)
-        drafting = np.where(nodes > 0, price.start_seconds + levels * price.level_seconds, 0.0)
+        further = np.maximum(levels - 1.0, 0.0)
+        below = np.minimum(np.ceil(nodes / np.maximum(levels, 1.0)), nodes).astype(np.int64)  # each, evenly
+        drafting = np.where(nodes > 0, price.start_seconds + further * price.level_seconds[below], 0.0)
         rates = (load.num_requests + gain) / (price.verify_seconds + drafting)
         best = int(np.argmax(rates))
         drafts = self._k_max > 0

@@ -57,5 +57,6 @@ def ungated(plan: Plan, load: Load, seed: int) -> Plan:
 
 
 def _room(plan: Plan, num_levels: int) -> int:
-    """Nodes that a step may verify beside the drafting of so many levels."""
-    return plan.k_max if plan.price is None else plan.price.most_nodes(num_levels)
+    """Nodes that a step may verify beside the drafting of so many levels, be they as wide as K_max allows."""
+    price = plan.price
+    return plan.k_max if price is None else price.most_nodes(price.drafting_seconds([plan.k_max] * num_levels))

@@ -29,7 +29,7 @@ class Grown(NamedTuple):
     shares: IntArray  # [B] most nodes of each request
     seen: Seen
     account: Account
-    num_levels: int
+    frontiers: tuple[int, ...]  # nodes above each level that was drafted, the roots first
 
 
 def finish(grown: Grown, tally: Tally) -> tuple[Selection, Account]:
@@ -86,9 +86,9 @@ def _choose(grown: Grown, account: Account, ordered: Seen, tier: IntArray) -> Se
         request = ordered.offers.request
         within = rank_within(request) < (grown.shares - account.num_nodes)[request]
         ordered, tier = ordered.take(within), tier[within]
-    rows = np.argsort(tier, kind="stable")[: max(account.room(grown.num_levels), 0)]
+    rows = np.argsort(tier, kind="stable")[: max(account.room(grown.frontiers), 0)]
     num_claimed = int((tier[rows] < REST).sum())
-    return ordered.take(rows[: account.num_bought(ordered.chance[rows], num_claimed, grown.num_levels)])
+    return ordered.take(rows[: account.num_bought(ordered.chance[rows], num_claimed, grown.frontiers)])
 
 
 def _leaves(chosen: Seen, account: Account) -> Grant:

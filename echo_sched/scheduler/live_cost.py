@@ -10,6 +10,7 @@ and then: economy.py sees to that. Knows no load and no policy.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -79,11 +80,11 @@ class LiveCost:
         self._num_seen += near
         return error
 
-    def observe_drafting(self, num_requests: int, num_levels: int, num_fed: int, seconds: float) -> None:
-        """So many requests were drafted for, `num_fed` tokens fed to the drafter before. The first of a batch's size
-        may have compiled kernels: ignored.
+    def observe_drafting(self, num_requests: int, frontiers: Sequence[int], num_fed: int, seconds: float) -> None:
+        """Drafting as in DraftingCost.seconds took so long. The first of a batch's size may have compiled kernels:
+        ignored.
         """
-        expected = self._table.drafting.seconds(num_requests, num_levels, num_fed)
+        expected = self._table.drafting.seconds(num_requests, frontiers, num_fed)
         if num_requests not in self._known_drafting or min(expected, seconds) <= 0.0:
             self._known_drafting.add(num_requests)
             return

@@ -147,7 +147,7 @@ class AllocationReport:
     """What one step's allocation did, in plain numbers. Arrays are [B] where nothing else is said."""
 
     num_offered: int  # candidates seen
-    num_levels: int  # depths that were drafted
+    frontiers: tuple[int, ...]  # [num_levels] nodes whose children were drafted at each depth, the roots first
     num_nodes: IntArray  # to be verified, widened included
     num_widened: IntArray
     num_dropped: IntArray  # grown, and dropped before verification
@@ -161,6 +161,11 @@ class AllocationReport:
     parents: FloatArray  # [num_levels] chances of the nodes whose children were drafted, summed
     children: FloatArray  # [num_levels] chances of the likeliest child of each of these, summed
     readings: GateReadings
+
+    @property
+    def num_levels(self) -> int:
+        """Depths that were drafted."""
+        return len(self.frontiers)
 
     @property
     def expected(self) -> float:

@@ -48,13 +48,15 @@ class Tally:
         self._parents.append(parents)
         self._children.append(children)
 
-    def report(self, depth: int, num_nodes: IntArray, seen: Seen, chances: FloatArray) -> AllocationReport:
-        """Where it stands after `depth` levels. num_nodes [B]; chances [B, max_depth]: of the nodes, summed."""
+    def report(
+        self, frontiers: tuple[int, ...], num_nodes: IntArray, seen: Seen, chances: FloatArray
+    ) -> AllocationReport:
+        """Where it stands after levels below so many nodes. num_nodes [B]; chances [B, max_depth] of nodes, summed."""
         beyond = num_nodes - even_shares(self._plan.k_max, len(num_nodes))
         left_by_truncated = np.maximum(-beyond, 0)[self.gate_truncated > 0].sum()
         return AllocationReport(
             num_offered=self._num_offered,
-            num_levels=depth,
+            frontiers=frontiers,
             num_nodes=num_nodes.copy(),
             num_widened=self.num_widened.copy(),
             num_dropped=self.num_dropped.copy(),
