@@ -103,6 +103,16 @@ TEMPERATURE = Study(
     num_margins=8,
 )
 
+LEARNED = ("explore=0", "live_costs=off", "live_acceptance=off")
+
+LEARNING = Study(
+    "learning",
+    "What do exploring, and learning while serving, cost and bring?",
+    (Group(("off", PRICED, *(f"{PRICED}:{change}" for change in LEARNED)), {4: 12, 16: 32}),),
+    max_new_tokens=48,
+    num_repeats=5,
+)
+
 DOMAINS = Study(
     "domains",
     "What are thresholds worth on other text than they were fitted on?",
@@ -133,5 +143,5 @@ EQUALITY = Study(
 )
 
 STUDIES = {
-    study.name: study for study in (GRID, BARS, CONTROLS, K_MAX, READY, TEMPERATURE, DOMAINS, EQUALITY)
+    study.name: study for study in (GRID, BARS, CONTROLS, K_MAX, READY, TEMPERATURE, LEARNING, DOMAINS, EQUALITY)
 }  # in the order in which they can run: `bars` reads what `grid` found

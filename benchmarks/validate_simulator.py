@@ -2,8 +2,9 @@
 
 Measured is what `echo-sched bench compare --output` wrote, simulated what `echo-sched simulate --output` did, for the
 same arms at the same concurrencies on a trace of the same answers. A machine's speed may change meanwhile: of several
-measurements, and of several simulations with costs timed between them, the means are held against each other. Cells
-that did other work are refused, not compared. Knows the documents and neither program.
+measurements, and of several simulations with costs timed between them, the means are held against each other. What an
+arm gains over plain decoding, measured in the same minutes, hangs less on that: its ratio stands beside. Cells that did
+other work are refused, not compared. Knows the documents and neither program.
 """
 
 import argparse
@@ -90,8 +91,12 @@ def paired(measurements: Sequence[dict[str, Any]], simulations: Sequence[dict[st
 
 
 def judged(cells: Sequence[Cell], tolerance: float) -> dict[str, Any]:
-    """Ratios by arm and concurrency, rankings by concurrency, and whether all is well. JSON-able."""
+    """Ratios by arm and concurrency, rankings by concurrency, and whether all is well. JSON-able.
+
+    `gain_ratio`: the same ratio of speeds over plain decoding's; None where that is not among the cells.
+    """
     ratios: dict[str, dict[str, Any]] = {}
+    plain = {cell.concurrency: cell.ratio for cell in cells if cell.arm == REFERENCE}
     for cell in cells:
         ratios.setdefault(cell.arm, {})[cell.concurrency] = {
             "ratio": cell.ratio,
@@ -100,6 +105,7 @@ def judged(cells: Sequence[Cell], tolerance: float) -> dict[str, Any]:
             "measurements": _speeds(cell.measurements),
             "simulations": _speeds(cell.simulations),
             "within_tolerance": abs(cell.ratio - 1) <= tolerance,
+            "gain_ratio": cell.ratio / plain[cell.concurrency] if cell.concurrency in plain else None,
             "steps_ratio": _mean_steps(cell.simulations) / _mean_steps(cell.measurements),
         }
     levels = dict.fromkeys(cell.concurrency for cell in cells)
@@ -182,9 +188,23 @@ def _show(cells: Sequence[Cell], document: dict[str, Any]) -> None:
     for cell in cells:
         row = document["ratios"][cell.arm][cell.concurrency]
         spread = "-".join(f"{speed:.1f}" for speed in cell.measured_range)
-        columns = [row["measured"], spread, row["simulated"], row["ratio"], row["steps_ratio"]]
+        columns = [
+            row["measured"],
+            spread,
+            *(row[name] for name in ("simulated", "ratio", "gain_ratio", "steps_ratio")),
+        ]
         rows.append([cell.arm, cell.concurrency, *columns, "yes" if row["within_tolerance"] else "NO"])
-    columns = ["arm", "concurrency", "measured tok/s", "range", "simulated tok/s", "ratio", "steps ratio", "within"]
+    columns = [
+        "arm",
+        "concurrency",
+        "measured tok/s",
+        "range",
+        "simulated tok/s",
+        "ratio",
+        "over off",
+        "steps",
+        "within",
+    ]
     show_table(f"Simulated against measured (within {document['tolerance']:.0%}?)", columns, rows)
     for level, ranking in document["rankings"].items():
         verdict = f"swapped: {ranking['swapped']}" if ranking["swapped"] else "no pair swapped"

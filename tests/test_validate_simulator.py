@@ -45,6 +45,7 @@ def test_a_swapped_pair_is_named_unless_the_repeats_overlap() -> None:
     simulated["arms"]["echo"]["4"]["output_throughput"] = 99.0
     found = judged(paired([document()], [simulated]), 0.3)
     assert found["rankings"]["4"]["swapped"] == [["off", "echo"]] and not found["same_rankings"]
+    assert found["ratios"]["echo"]["4"]["gain_ratio"] == pytest.approx(99.0 / 120.0)
     noisy = document()
     noisy["arms"]["echo"]["4"]["output_throughput_spread"] = [90.0, 150.0]
     tied = judged(paired([noisy], [simulated]), 0.3)
@@ -58,6 +59,7 @@ def test_of_several_files_the_mean_is_held_against_the_other_mean() -> None:
     assert cell["ratio"] == pytest.approx(1.0)
     assert cell["measurements"] == [96.0, 150.0] and cell["simulations"] == [120.0, 150.0, 96.0]
     assert found["within_tolerance"] and found["same_rankings"]
+    assert cell["gain_ratio"] == pytest.approx(1.0)
     other = document()
     other["arms"]["off"]["4"]["num_output_tokens"] = 1
     with pytest.raises(ConfigError, match="off at concurrency 4: num_output_tokens"):

@@ -6,7 +6,7 @@ library.py    the raw files
 intervals.py  paired ratios with their intervals
 words.py      numbers and tables in Markdown
 bars.py       the study `bars` and what it says of the first two bars
-controls.py   the study `controls`: the third bar
+controls.py   the studies `controls`, which is the third bar, and `learning`
 foresight.py  a simulation's clairvoyant shares: the fourth bar
 equality.py   the study `equality`: the fifth bar; forks elsewhere beside their control
 sweeps.py     the other studies

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.reproduce.bars import bars_block
-from benchmarks.reproduce.controls import controls_block
+from benchmarks.reproduce.controls import controls_block, learning_block
 from benchmarks.reproduce.equality import equality_block
 from benchmarks.reproduce.figures import figures
 from benchmarks.reproduce.foresight import foresight_block
@@ -29,6 +29,7 @@ BLOCKS: dict[str, Callable[[Library], str]] = {
     "kmax": kmax_block,
     "ready": ready_block,
     "temperature": temperature_block,
+    "learning": learning_block,
     "domains": domains_block,
 }
 

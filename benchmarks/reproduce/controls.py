@@ -1,4 +1,4 @@
-"""The study `controls`: what each part of `echo` is worth, its price aside and with it."""
+"""The studies that change one part of `echo` at a time: `controls`, its price aside and with it, and `learning`."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from benchmarks.reproduce.intervals import Ratio
 from benchmarks.reproduce.library import Library, Results
 from benchmarks.reproduce.words import missing, number, ratio, table, verdict
-from benchmarks.studies import ABLATIONS, PRICED, PRICED_ABLATIONS, UNPRICED
+from benchmarks.studies import ABLATIONS, LEARNED, PRICED, PRICED_ABLATIONS, UNPRICED
 
 STUDY = "controls"
 BASES = {"price off, `K_max` fixed": UNPRICED, "price on": PRICED}
@@ -55,9 +55,24 @@ def controls_block(library: Library) -> str:
         [
             "Tokens per second of `echo` as it is over `echo` with one part changed; above 1 the part helps:",
             table(["changed to", "setting", "concurrency", "ratio", "reading"], rows),
-            "The same arms over `off`:",
-            table(["arm", "concurrency", "over `off`", "acceptance length", "utilisation", "nodes"], _arms(results)),
+            _over_off(results),
             f"Bar 3, {verdict(met)}: {reason}.",
+        ]
+    )
+
+
+def learning_block(library: Library) -> str:
+    results = library.study("learning")
+    if results is None:
+        return missing("learning")
+    changes = [(change, level, block) for change in LEARNED for level, block in results.of_group("").items()]
+    found = [(change, level, results.ratio(block, PRICED, f"{PRICED}:{change}")) for change, level, block in changes]
+    rows = [[f"`{change}`", str(level), ratio(value), _read(value)] for change, level, value in found]
+    return "\n\n".join(
+        [
+            "Tokens per second of `echo` as it is over `echo` with one part off:",
+            table(["changed to", "concurrency", "ratio", "reading"], rows),
+            _over_off(results),
         ]
     )
 
@@ -68,8 +83,8 @@ def _read(value: Ratio | None) -> str:
     return "helps" if value.low > 1 else "hurts" if value.high < 1 else "no difference seen"
 
 
-def _arms(results: Results) -> list[list[str]]:
-    return [
+def _over_off(results: Results) -> str:
+    rows = [
         [
             f"`{arm}`",
             str(concurrency),
@@ -81,3 +96,5 @@ def _arms(results: Results) -> list[list[str]]:
         for concurrency, block in results.of_group("").items()
         if results.cells(block, arm)
     ]
+    headings = ["arm", "concurrency", "over `off`", "acceptance length", "utilisation", "nodes"]
+    return "The same arms over `off`:\n\n" + table(headings, rows)
