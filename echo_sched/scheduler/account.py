@@ -62,7 +62,11 @@ class Account:
     def charge(self, request: IntArray, depth: IntArray, chance: FloatArray) -> IntArray:
         """Pay for nodes [G]. Returns their numbers [G]: a request's k-th node is node k."""
         node: IntArray = self.num_nodes[request] + rank_within(request)
+        self.pay(request, depth, chance)
+        return node
+
+    def pay(self, request: IntArray, depth: IntArray, chance: FloatArray) -> None:
+        """Pay for nodes [G] that have their numbers."""
         self.num_nodes = self.num_nodes + np.bincount(request, minlength=len(self.num_nodes))
         self.gained += float(chance.sum())
         self._charged.append((request * self._plan.max_depth + depth - 1, chance))
-        return node

@@ -129,9 +129,12 @@ class Allocation:
     def _note_seen(self, candidates: Offers, chance: FloatArray) -> None:
         self._num_seen = self._num_seen + np.bincount(candidates.request, minlength=len(self._caps))
         if self._plan.rerank:
-            worth = chance * self._fairness.weight[candidates.request]
             self._best_chances = largest(np.concatenate([self._best_chances, chance]), self._plan.k_max)
-            self._best_worths = largest(np.concatenate([self._best_worths, worth]), self._plan.k_max)
+            if self._plan.fairness is None:  # every weight is 1
+                self._best_worths = self._best_chances
+            else:
+                worth = chance * self._fairness.weight[candidates.request]
+                self._best_worths = largest(np.concatenate([self._best_worths, worth]), self._plan.k_max)
 
     def _note_spare(self, chance: FloatArray, stopped: BoolArray, numbers: IntArray) -> None:
         """Chances, whether the gate stopped them, and node numbers of the candidates [C] of one depth."""

@@ -62,7 +62,7 @@ def _rerank(grown: Grown, tally: Tally) -> tuple[Selection, Account]:
     ordered = grown.seen.best_first(grown.fairness.weight)
     tier = grown.fairness.tiers(ordered.offers.request, ordered.chance, paid)
     kept = _choose(grown, paid, ordered, tier)
-    paid.charge(kept.offers.request, kept.depth, kept.chance)
+    paid.pay(kept.offers.request, kept.depth, kept.chance)
     stay = kept.take(kept.node != NOT_GRANTED)
     tally.num_dropped = grown.account.num_nodes - np.bincount(stay.offers.request, minlength=num_requests)
     leaves = _leaves(kept.take(kept.node == NOT_GRANTED), grown.account)  # numbered behind all that was grown

@@ -18,11 +18,19 @@ def best_first(offers: Offers, chance: FloatArray, weight: FloatArray) -> IntArr
     assert not np.isnan(offers.path_logp).any()
     path = offers.path_logp + np.log(weight)[offers.request]
     worth = chance * weight[offers.request]
-    rows = np.lexsort((-path, -worth))
+    rows = by_worth(worth, path)
     path, worth = path[rows], worth[rows]
     if ((path[1:] == path[:-1]) & (worth[1:] == worth[:-1])).any():  # else more keys would change nothing
         rows = rows[np.lexsort((offers.parent[rows], offers.token[rows], offers.request[rows], -path, -worth))]
     return rows
+
+
+def by_worth(worth: FloatArray, path: FloatArray) -> IntArray:
+    """Rows by falling worth [n], ties by falling path probability [n], and of equals the earlier first."""
+    rows = np.argsort(-worth, kind="stable")
+    ordered = worth[rows]
+    # else a second key would change nothing
+    return np.lexsort((-path, -worth)) if (ordered[1:] == ordered[:-1]).any() else rows
 
 
 def rank_within(group: IntArray) -> IntArray:

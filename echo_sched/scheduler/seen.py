@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from echo_sched.scheduler.order import by_worth
 from echo_sched.tree import BoolArray, FloatArray, IntArray, Offers
 
 NOT_GRANTED = -2  # no node number; -1 is the root
@@ -47,4 +48,4 @@ class Seen(NamedTuple):
         """
         request = self.offers.request
         path = self.offers.path_logp + np.log(weight)[request]
-        return self.take(np.lexsort((-path, -self.chance * weight[request])))
+        return self.take(by_worth(self.chance * weight[request], path))
